@@ -1,0 +1,81 @@
+"""Clocks, and stamps that never repeat whatever the wall clock does."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.clock import ManualClock, Stamper, SystemClock
+
+_MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("advance"), st.floats(min_value=0.0, max_value=10.0)),
+        st.tuples(st.just("step"), st.floats(min_value=-1e6, max_value=1e6)),
+        st.tuples(st.just("stamp"), st.just(0.0)),
+    ),
+    max_size=60,
+)
+
+
+def test_the_system_clock_is_the_systems() -> None:
+    """Wall time is Unix time, and monotonic time never goes back."""
+    clock = SystemClock()
+    assert abs(clock.wall() - time.time()) < 5.0
+    times = [clock.monotonic() for _ in range(100)]
+    assert times == sorted(times)
+
+
+def test_a_manual_clock_moves_only_when_told() -> None:
+    """Advancing moves both clocks, stepping moves the wall clock alone."""
+    clock = ManualClock(wall=100.0, monotonic=5.0)
+    clock.advance(2.5)
+    clock.step_wall(-50.0)
+    assert (clock.wall(), clock.monotonic()) == (52.5, 7.5)
+    with pytest.raises(ValueError, match="positive"):
+        clock.advance(-0.1)
+
+
+@given(_MOVES)
+def test_stamps_never_repeat_and_never_go_back(moves: list[tuple[str, float]]) -> None:
+    """Whatever steps the wall clock makes, each stamp is larger than the one before."""
+    clock = ManualClock()
+    stamper = Stamper(clock)
+    stamps = [stamper.next()]
+    for kind, amount in moves:
+        if kind == "advance":
+            clock.advance(amount)
+        elif kind == "step":
+            clock.step_wall(amount)
+        stamps.append(stamper.next())
+    assert all(earlier < later for earlier, later in itertools.pairwise(stamps))
+
+
+def test_stamps_start_at_the_wall_clock_and_follow_the_monotonic_one() -> None:
+    """The wall clock is read once; a later step of it does not move stamps."""
+    clock = ManualClock(wall=1_700_000_000.25)
+    stamper = Stamper(clock)
+    assert stamper.next() == 1_700_000_000_250_000
+    clock.step_wall(3_600.0)
+    clock.advance(1.5)
+    assert stamper.next() == 1_700_000_001_750_000
+
+
+def test_a_burst_within_one_microsecond_counts_on() -> None:
+    """Writes faster than the clock's grain still get stamps of their own."""
+    stamper = Stamper(ManualClock(wall=1.0))
+    assert [stamper.next() for _ in range(4)] == [1_000_000, 1_000_001, 1_000_002, 1_000_003]
+
+
+@pytest.mark.parametrize(("step", "age"), [(0.0, 2.0), (5.0, 7.0), (-5.0, 2.0)])
+def test_age_is_the_larger_of_monotonic_and_wall_time(step: float, age: float) -> None:
+    """A write counts as late when either clock says so."""
+    clock = ManualClock()
+    stamper = Stamper(clock)
+    stamp = stamper.next()
+    clock.advance(2.0)
+    clock.step_wall(step)
+    assert stamper.age(stamp) == pytest.approx(age, abs=1e-5)
