@@ -1,0 +1,92 @@
+# Heliograph. Every target is one line; the first use of any of them makes .venv and installs what the lock names.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+SHAPE ?= loop
+ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+# What the type checker reads: those of the roots that exist.
+TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli clients/python bench tests tools proto/*.py docs/*.py)
+# The layer contracts name all six services.
+LAYERS := $(if $(filter 6,$(words $(wildcard svc_*/__init__.py))),$(BIN)/lint-imports --no-logo --no-cache,echo "layers: not before all six services are there")
+SHAPES_loop := not mesh and not processes
+SHAPES_processes := processes
+SHAPES_mesh := mesh
+FOLDER_loop := tests/scenarios
+FOLDER_processes := tests
+FOLDER_mesh := tests
+
+.PHONY: help install demo test fmt fmt-check lint types gen gen-check breaking unit contract scenarios wheel-test docs docs-check bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+install: $(READY) ## make .venv and install what the lock names
+
+demo: $(READY) ## the main job on real input: the whole mesh, one gateway killed, a table (KEEP=1 leaves it running)
+	@$(BIN)/python bench/demo.py $(if $(KEEP),--keep) $(ARGS)
+
+test: $(READY) ## everything that must pass, cheapest first
+	@$(BIN)/python tools/gate.py
+
+fmt: $(READY) ## format Python and protos
+	@$(BIN)/ruff check --quiet --select I --fix . ; $(BIN)/ruff format . && $(BIN)/buf format --write
+
+fmt-check: $(READY) ## fail when something is not formatted
+	@$(BIN)/ruff format --check . && $(BIN)/buf format --diff --exit-code
+
+lint: $(READY) ## ruff, buf lint, layer contracts, spelling
+	@$(BIN)/ruff check . && $(BIN)/buf lint && $(LAYERS) && $(BIN)/codespell
+
+types: $(READY) ## mypy, strict
+	@$(BIN)/mypy $(TYPED)
+
+gen: $(READY) ## generate gen/ from the contract
+	@$(BIN)/python proto/generate.py
+
+gen-check: $(READY) ## fail when gen/ is not what the contract makes
+	@$(BIN)/python proto/generate.py --check
+
+breaking: $(READY) ## fail when the contract breaks callers of proto/BASELINE
+	@$(BIN)/python proto/breaking.py
+
+unit: $(READY) ## unit, meta, contract on embedded stores, scenarios in one loop: no servers
+	@$(BIN)/python -m pytest -q -m "$(SHAPES_loop)" $(ARGS)
+
+contract: $(READY) ## the contract suites of the storage ports
+	@$(BIN)/python -m pytest -q $(ARGS) tests/contract
+
+scenarios: $(READY) ## the scenarios; SHAPE=loop, processes or mesh
+	@$(BIN)/python -m pytest -q -m "$(SHAPES_$(SHAPE))" $(ARGS) $(FOLDER_$(SHAPE))
+
+wheel-test: $(READY) ## build the wheel and run the unit tests on it as installed
+	@$(BIN)/python tools/wheel.py $(ARGS)
+
+docs: $(READY) ## rebuild the generated pages
+	@$(BIN)/python docs/build.py
+
+docs-check: $(READY) ## fail when a generated page is stale
+	@$(BIN)/python docs/build.py --check
+
+bench: $(READY) ## the benchmarks
+	@$(BIN)/python bench/e2e.py $(ARGS)
+
+lock: $(READY) ## choose versions anew within the bounds of pyproject.toml and write requirements.lock
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --all-extras --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+
+clean: ## stop what runs from here and remove local state; .venv stays
+	@if [ -x $(BIN)/heliograph ] && [ -d .heliograph ]; then $(BIN)/heliograph down || true; fi; rm -rf .heliograph .cache .hypothesis .ruff_cache .import_linter_cache dist build && find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Heliograph needs Python 3.11 or newer; this is %d.%d: name another with PYTHON=..." % sys.version_info[:2])'
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	@awk '/^[^ #]/ { wanted = /^uv==/ } wanted' requirements.lock > .venv/uv.lock
+	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement .venv/uv.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $(READY)
