@@ -18,6 +18,10 @@ _NANOS = 1_000_000_000
 M = TypeVar("M")
 
 
+class StartError(Exception):
+    """A process cannot start. The text is one line: what and where, then what to do about it."""
+
+
 class Violation(msgspec.Struct, frozen=True):
     """One broken rule of a request: the path of the field and what it must be instead."""
 
