@@ -1,0 +1,1 @@
+"""svc_presence: which sessions a recipient has now, on which gateway node, and which nodes live."""
