@@ -92,10 +92,9 @@ def settings_page(services: Sequence[str] = SERVICES) -> str:
 
 
 def _settings_table(module: str) -> list[str]:
-    names = vars(importlib.import_module(module))
     models = [
         value
-        for value in names.values()
+        for value in vars(importlib.import_module(module)).values()
         if isinstance(value, type) and issubclass(value, ServiceSettings) and value.__module__ == module
     ]
     if len(models) != 1:

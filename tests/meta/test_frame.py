@@ -1,0 +1,103 @@
+"""The frame keeps its promises: targets, packed packages, vendored files, built pages."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import resources
+
+import pytest
+
+from docs import build
+from tests.meta.tree import ROOT, SERVICES, sources
+from tools import gate
+
+
+def _makefile() -> str:
+    return (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def _phony() -> set[str]:
+    line = re.search(r"^\.PHONY: (.+)$", _makefile(), re.MULTILINE)
+    assert line is not None
+    return set(line[1].split())
+
+
+def test_every_target_has_a_line_of_help() -> None:
+    """`make help` names every target that can be asked for."""
+    helped = set(re.findall(r"^([a-z-]+):.*## \S", _makefile(), re.MULTILINE))
+    assert helped == _phony()
+
+
+def test_every_target_is_one_line() -> None:
+    """What takes more than a line is a program with a name."""
+    lines = _makefile().splitlines()
+    for number, line in enumerate(lines):
+        if re.match(r"[a-z-]+:.*## ", line):
+            recipe = [text for text in lines[number + 1 : number + 4] if text.startswith("\t")]
+            assert len(recipe) <= 1 or not lines[number + 2].startswith("\t"), line
+
+
+def test_every_step_of_the_gate_is_a_target() -> None:
+    """A step that fails can be run alone under the name that was printed."""
+    assert {step[0] for step in gate.STEPS} <= _phony()
+
+
+def test_marked_tests_have_a_step_in_the_gate() -> None:
+    """A test that `make unit` leaves out runs in a step of its own, or it would run nowhere."""
+    text = "".join(source.path.read_text(encoding="utf-8") for source in sources() if source.label.startswith("tests/"))
+    for shape in ("processes", "mesh"):
+        if re.search(rf"mark\.{shape}\b", text):
+            assert ("scenarios", f"SHAPE={shape}") in gate.STEPS
+
+
+def test_ci_runs_the_tests_command_and_nothing_else() -> None:
+    """Nothing exists only in CI."""
+    path = ROOT / ".ci" / "run"
+    commands = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert commands == ['cd "$(dirname "$0")/.." && exec make test']
+    assert path.stat().st_mode & 0o111
+
+
+def test_a_failing_step_ends_the_gate_with_its_name(capfd: pytest.CaptureFixture[str]) -> None:
+    """The step after a failing one does not run, and the name of the failing one is printed."""
+    assert gate.run([["exit 0"], ["exit 3"], ["echo reached"]], ["sh", "-c"]) == 1
+    printed = capfd.readouterr().out
+    assert "== ok exit 0" in printed
+    assert "== FAILED: exit 3" in printed
+    assert "reached" not in printed
+
+
+def test_every_package_is_packed() -> None:
+    """A new service or library that the wheel forgets would only be missed by whoever installs it."""
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    packed = set(rules["targets"]["wheel"]["only-include"])
+    libraries = {"gen/heliograph", "mesh", "cli/heliograph_cli", "clients/python/heliograph_client"}
+    assert packed == libraries | set(SERVICES)
+
+
+def test_vendored_protos_are_unedited() -> None:
+    """What others wrote is what their own package ships."""
+    shipped = resources.files("google.api")
+    vendored = sorted((ROOT / "proto" / "vendor").rglob("*.proto"))
+    assert [path.name for path in vendored] == ["annotations.proto", "http.proto"]
+    for path in vendored:
+        assert path.read_bytes() == (shipped / path.name).read_bytes()
+
+
+def test_pages_are_fresh() -> None:
+    """Settings and decisions are documented as they are."""
+    assert build.stale() == [], "run `make docs`"
+
+
+def test_a_decision_record_needs_its_head_and_sections() -> None:
+    """A record that lacks its state, its date or a section is refused by name."""
+    text = "# 0007: Ids are strings\n\n- State: accepted\n- Date: 2026-11-29\n"
+    text += "".join(f"\n## {section}\n\nWords.\n" for section in build.SECTIONS)
+    record = build.read_decision("0007-ids-are-strings.md", text)
+    assert (record.number, record.title, record.state) == ("0007", "Ids are strings", "accepted")
+    for right, wrong in (("accepted", "perhaps"), ("## Context", "## Why"), ("0007:", "0008:")):
+        with pytest.raises(build.PageError, match=r"docs/adr/0007-ids-are-strings\.md"):
+            build.read_decision("0007-ids-are-strings.md", text.replace(right, wrong))
+    with pytest.raises(build.PageError, match="NNNN-words-with-dashes"):
+        build.read_decision("ids.md", text)
