@@ -1,0 +1,1 @@
+"""Package heliograph of the contract. Generated, do not edit."""

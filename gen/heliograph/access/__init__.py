@@ -1,0 +1,1 @@
+"""Package heliograph.access of the contract. Generated, do not edit."""

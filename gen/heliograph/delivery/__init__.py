@@ -1,0 +1,1 @@
+"""Package heliograph.delivery of the contract. Generated, do not edit."""

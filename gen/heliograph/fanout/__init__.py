@@ -1,0 +1,1 @@
+"""Package heliograph.fanout of the contract. Generated, do not edit."""

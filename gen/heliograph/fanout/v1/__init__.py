@@ -1,0 +1,1 @@
+"""Package heliograph.fanout.v1 of the contract. Generated, do not edit."""

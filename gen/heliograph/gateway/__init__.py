@@ -1,0 +1,1 @@
+"""Package heliograph.gateway of the contract. Generated, do not edit."""

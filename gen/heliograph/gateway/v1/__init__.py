@@ -1,0 +1,1 @@
+"""Package heliograph.gateway.v1 of the contract. Generated, do not edit."""

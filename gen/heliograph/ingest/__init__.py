@@ -1,0 +1,1 @@
+"""Package heliograph.ingest of the contract. Generated, do not edit."""

@@ -1,0 +1,1 @@
+"""Package heliograph.prefs of the contract. Generated, do not edit."""

@@ -1,0 +1,1 @@
+"""Package heliograph.presence of the contract. Generated, do not edit."""

@@ -1,0 +1,1 @@
+"""Package heliograph.type of the contract. Generated, do not edit."""
