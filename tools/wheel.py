@@ -48,12 +48,12 @@ def copy_tests(scratch: Path) -> None:
     for name in ("support", "unit"):
         shutil.copytree(ROOT / "tests" / name, tests / name, ignore=skip)
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    (scratch / "pytest.toml").write_text(_as_toml(rules), encoding="utf-8")
+    (scratch / "pyproject.toml").write_text(_as_toml(rules), encoding="utf-8")
 
 
 def _as_toml(rules: dict[str, object]) -> str:
     # The values are texts, numbers, truths and lists of texts: JSON writes them as TOML reads them.
-    return "[pytest]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in rules.items())
+    return "[tool.pytest.ini_options]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in rules.items())
 
 
 def main(arguments: Sequence[str]) -> int:
