@@ -1,0 +1,1 @@
+"""Keeps every recipient's inbox and brings notifications to whoever is connected."""

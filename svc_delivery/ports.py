@@ -1,0 +1,275 @@
+"""What delivery needs from outside: the inbox, the follow-ups, and a way to tell other sessions of a change.
+
+A notification is named by its recipient's key (escaped "tenant/recipient") and its id of sixteen bytes; the id's last
+bit says "high priority", so the id alone finds the row. Times and stamps are microseconds since the epoch.
+
+Must not hold rules: what a state means and what comes next is in `core`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Protocol
+
+import msgspec
+
+from heliograph.gateway.v1 import gateway_service_pb2
+
+# ---------------------------------------------------------------- storage: values
+
+
+class RowKey(msgspec.Struct, frozen=True, gc=False):
+    """Names one notification of one recipient."""
+
+    recipient_key: str
+    notification_id: bytes
+
+
+class RowWrite(msgspec.Struct, frozen=True, gc=False):
+    """One notification for one inbox; many of them share one `content` object."""
+
+    recipient_key: str
+    notification_id: bytes
+    revision: int
+    category: str
+    content: bytes
+    expire_us: int | None = None
+
+
+class DecisionWrite(msgspec.Struct, frozen=True, gc=False):
+    """Why recipients of one event get nothing: one record a page of recipients."""
+
+    tenant_id: str
+    event_id: bytes
+    suppress_reason: int
+    recipient_ids: tuple[str, ...]
+    decide_us: int
+
+
+class FollowUpWrite(msgspec.Struct, frozen=True, gc=False):
+    """A serialised `LaneRecord` that is to be read again, not before its time."""
+
+    due_us: int
+    record: bytes
+
+
+class FollowUpRecord(msgspec.Struct, frozen=True, gc=False):
+    """A follow-up as the store has it; the record id means something to the store only."""
+
+    record_id: int
+    due_us: int
+    record: bytes
+
+
+class ParkedRecord(msgspec.Struct, frozen=True, gc=False):
+    """A follow-up that could not be read, with its bytes and the reason."""
+
+    record_id: int
+    record: bytes
+    reason: str
+    park_us: int
+
+
+class AckLevel(IntEnum):
+    """How far devices have acked a row; READ implies SEEN."""
+
+    NONE = 0
+    RECEIVED = 1
+    FOREGROUND = 2
+    SEEN = 3
+
+
+class MarkWrite(msgspec.Struct, frozen=True, gc=False):
+    """What one mark does to rows of one inbox.
+
+    Attributes:
+        recipient_key: whose inbox.
+        notification_ids: which rows.
+        ack: rows are lifted to at least this level.
+        read: True or False sets the cell; None leaves it.
+        hide: takes the rows out of the window, for good.
+        vouched: rows that are not there keep the mark for later.
+    """
+
+    recipient_key: str
+    notification_ids: Sequence[bytes]
+    ack: AckLevel = AckLevel.NONE
+    read: bool | None = None
+    hide: bool = False
+    vouched: bool = False
+
+
+class RowState(msgspec.Struct, frozen=True, gc=False):
+    """The cells of a row, without its content.
+
+    Attributes:
+        notification_id: which notification.
+        revision: of the content that is stored, from 1.
+        stamp: of the latest write or visible mark.
+        mark_stamp: of the latest visible mark, 0 without one.
+        ack: highest level acked, an `AckLevel`.
+        read: whether it is marked as read.
+        hidden: whether it was taken out of the list.
+        expire_us: it leaves the window then, at the latest when the inbox's time is over.
+    """
+
+    notification_id: bytes
+    revision: int
+    stamp: int
+    mark_stamp: int
+    ack: int
+    read: bool
+    hidden: bool
+    expire_us: int
+
+
+class MarkOutcome(msgspec.Struct, frozen=True, gc=False):
+    """What became of one mark.
+
+    Attributes:
+        unknown_ids: rows that are not in the inbox, in the mark's order.
+        changed: rows whose read or hidden cell has another value now, as they are now.
+    """
+
+    unknown_ids: Sequence[bytes] = ()
+    changed: Sequence[RowState] = ()
+
+
+class Window(msgspec.Struct, frozen=True, gc=False):
+    """One inbox as one read saw it.
+
+    Attributes:
+        head: largest stamp in the inbox, 0 for one that never had a row.
+        rows: the window: newest 100 visible of high priority and newest 100 visible of the rest; newest id first.
+        gone: hidden and expired rows that the read passed on its way; newest id first.
+    """
+
+    head: int
+    rows: Sequence[RowState]
+    gone: Sequence[RowState]
+
+
+class Body(msgspec.Struct, frozen=True, gc=False):
+    """The stored content of a row and its revision."""
+
+    revision: int
+    content: bytes
+
+
+# ---------------------------------------------------------------- storage: ports
+
+
+class Inbox(Protocol):
+    """Rows, marks and heads of every recipient.
+
+    Writes commute: any process may write any row at any time, repeatedly, and the outcome does not depend on the order.
+    Every read sees all writes that returned before it began. Rows are kept for 90 days. Everything raises
+    `mesh.errors.Unavailable` when the store cannot be asked; a write that raises it may or may not have happened.
+    """
+
+    @property
+    def epoch(self) -> str:
+        """Region and incarnation of the store: another file or keyspace, another epoch. Known once it is open."""
+        ...
+
+    async def write(
+        self,
+        rows: Sequence[RowWrite],
+        *,
+        stamp: int,
+        follow_up: FollowUpWrite | None = None,
+        decisions: Sequence[DecisionWrite] = (),
+    ) -> None:
+        """Stores rows, then the follow-up, and the decisions; returns when all of it is durable.
+
+        A row that is there keeps its cells; its content, category and expiry are replaced by a higher revision only,
+        whichever comes first. Row stamp and inbox head become the larger of theirs and `stamp`. A row below what
+        trimming removed stays away. A decision that is there is not stored twice; a follow-up is.
+
+        Whether the answer came early enough to count is for the caller to say (see `writes`).
+        """
+        ...
+
+    async def mark(self, marks: Sequence[MarkWrite], *, stamp: int) -> Sequence[MarkOutcome]:
+        """Stores marks, in order, and returns an outcome for each once they are durable.
+
+        `ack` only rises, `hide` is final, and of two values for `read` the one with the larger stamp stays (at the same
+        stamp the later one). A change of `read` or `hidden` lifts row stamp, mark stamp and head to `stamp`; an ack and
+        a mark that changes nothing leave them alone. A vouched mark of a row that is not there waits for it and then
+        counts; others are dropped. Such a row is never shown, and stays unknown.
+        """
+        ...
+
+    async def window(self, recipient_key: str, now_us: int) -> Window:
+        """Returns the window without content; also removes rows beyond 200 of a class that no window needs.
+
+        Shown are rows with content that are not hidden and expire after `now_us`. The head is never behind a row shown.
+        """
+        ...
+
+    async def bodies(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Body]:
+        """Returns the stored content of these rows, hidden and expired ones included, without those not there."""
+        ...
+
+    async def heads(self, recipient_keys: Sequence[str]) -> Sequence[int]:
+        """Returns the head of each inbox, in order; 0 for one that never had a row."""
+        ...
+
+    async def states(self, keys: Sequence[RowKey]) -> Sequence[RowState | None]:
+        """Returns the cells of each row, in order; None for one that is not there (any more)."""
+        ...
+
+    async def decisions(self, tenant_id: str, event_id: bytes) -> Sequence[DecisionWrite]:
+        """Returns the decision records of an event, oldest first."""
+        ...
+
+    async def sweep(self, now_us: int, limit: int) -> int:
+        """Looks at up to `limit` of the oldest rows and as many decisions; removes those whose time is over.
+
+        Rows have 90 days after their last change, decisions 30. Returns how many were removed; 0 means that there is
+        nothing more to do for now.
+        """
+        ...
+
+
+class FollowUps(Protocol):
+    """Follow-ups by due time. A record is there until it is finished; nothing else removes it."""
+
+    async def due(self, now_us: int, limit: int) -> Sequence[FollowUpRecord]:
+        """Returns records whose time has come, the longest due first; they stay until `finish` or `park`."""
+        ...
+
+    async def finish(self, record_ids: Sequence[int], again: Sequence[FollowUpWrite] = ()) -> None:
+        """Removes records and appends what is left of them: both or neither. Records that are gone are no error."""
+        ...
+
+    async def next_due(self) -> int | None:
+        """Returns the earliest due time, or None when there is no record."""
+        ...
+
+    async def park(self, record: FollowUpRecord, reason: str, now_us: int) -> None:
+        """Moves a record that cannot be read to where an operator finds it; repeating that changes nothing."""
+        ...
+
+    async def parked(self, limit: int) -> Sequence[ParkedRecord]:
+        """Returns parked records, oldest first."""
+        ...
+
+    async def backlog(self, now_us: int) -> int:
+        """Returns how many records are due."""
+        ...
+
+
+# ---------------------------------------------------------------- other sessions
+
+
+class ChangeSink(Protocol):
+    """Where changes go that the recipient's other sessions should hear of."""
+
+    def offer(self, changes: Sequence[gateway_service_pb2.Change]) -> None:
+        """Takes durable changes; never waits, and may drop them: replays carry them too."""
+        ...
+
+
+# ---------------------------------------------------------------- peers

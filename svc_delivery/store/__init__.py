@@ -1,0 +1,1 @@
+"""Stores of delivery by the scheme of their URL."""
