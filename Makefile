@@ -11,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 # What the type checker reads: those of the roots that exist.
-TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli clients/python bench tests tools proto/*.py docs/*.py)
+TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli/heliograph_cli clients/python/heliograph_client bench tests tools proto/*.py docs/*.py)
 # The layer contracts name all six services.
 LAYERS := $(if $(filter 6,$(words $(wildcard svc_*/__init__.py))),$(BIN)/lint-imports --no-logo --no-cache,echo "layers: not before all six services are there")
 SHAPES_loop := not mesh and not processes

@@ -7,6 +7,8 @@ import tomllib
 from importlib import resources
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from docs import build
 from tests.meta.tree import ROOT, SERVICES, sources
@@ -74,6 +76,22 @@ def test_every_package_is_packed() -> None:
     packed = set(rules["targets"]["wheel"]["only-include"])
     libraries = {"gen/heliograph", "mesh", "cli/heliograph_cli", "clients/python/heliograph_client"}
     assert packed == libraries | set(SERVICES)
+
+
+def test_the_lock_holds_every_dependency_within_its_bounds() -> None:
+    """A bound that moved without `make lock` would install what nobody asked for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", lock, re.MULTILINE))
+    wanted = [
+        *project["dependencies"],
+        *(text for extra in project["optional-dependencies"].values() for text in extra),
+    ]
+    assert len(wanted) > 30
+    for requirement in map(Requirement, wanted):
+        version = pinned.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement.name} is not in requirements.lock"
+        assert requirement.specifier.contains(version), f"{requirement} does not allow the locked {version}"
 
 
 def test_vendored_protos_are_unedited() -> None:
