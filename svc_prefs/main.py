@@ -1,0 +1,50 @@
+"""Wires svc_prefs: settings → registry and store → servicer → app."""
+
+from __future__ import annotations
+
+from heliograph.access.v1 import access_pb2
+from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
+from mesh.access import read_access
+from mesh.app import App, StartError, run
+from mesh.server import Server
+from mesh.tokens import TokenVerifier
+from svc_prefs import core
+from svc_prefs.metrics import Metrics
+from svc_prefs.service import PrefsService
+from svc_prefs.settings import PrefsSettings
+from svc_prefs.store import open_store
+
+
+def wire(app: App, settings: PrefsSettings) -> None:
+    """Builds the process; nothing runs yet."""
+    try:
+        text = settings.categories_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"categories file {settings.categories_file}: {error}; name a readable TOML file") from None
+    registry = core.parse_registry(text, str(settings.categories_file))
+    store = open_store(settings.store_url, data_dir=settings.data_dir)
+    descriptor = prefs_service_pb2.DESCRIPTOR.services_by_name["PrefsService"]
+    server = Server(
+        name=settings.service,
+        socket=settings.run_dir / f"{settings.process}.sock",
+        access=read_access([descriptor], access_pb2.callers),
+        direct=settings.direct,
+        trust_domain=settings.trust_domain,
+        tokens=TokenVerifier(settings.tokens_file, clock=app.clock) if settings.tokens_file else None,
+        telemetry=app.telemetry,
+        clock=app.clock,
+    )
+    server.add(
+        prefs_service_pb2_grpc.add_PrefsServiceServicer_to_server,
+        PrefsService(store=store, registry=registry, metrics=Metrics(app.telemetry)),
+        descriptor,
+    )
+    app.log.info("store_chosen", store_url=settings.store_url, category_count=len(registry))
+    app.resource("store", store.open, store.close)
+    app.resource("server", server.start, lambda: server.stop(1.0))
+    app.on_ready(server.set_serving)
+
+
+def main() -> None:
+    """Runs the process until it is told to stop."""
+    run(PrefsSettings.service, PrefsSettings, wire)
