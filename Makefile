@@ -11,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 # What the type checker reads: those of the roots that exist.
-TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli/heliograph_cli clients/python/heliograph_client bench tests tools proto/*.py docs/*.py)
+TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli/heliograph_cli clients/python/heliograph_client bench tests .ci proto/*.py docs/*.py)
 # The layer contracts name all six services.
 LAYERS := $(if $(filter 6,$(words $(wildcard svc_*/__init__.py))),$(BIN)/lint-imports --no-logo --no-cache,echo "layers: not before all six services are there")
 SHAPES_loop := not mesh and not processes
@@ -32,7 +32,7 @@ demo: $(READY) ## the main job on real input: the whole mesh, one gateway killed
 	@$(BIN)/python bench/demo.py $(if $(KEEP),--keep) $(ARGS)
 
 test: $(READY) ## everything that must pass, cheapest first
-	@$(BIN)/python tools/gate.py
+	@$(BIN)/python .ci/gate.py
 
 fmt: $(READY) ## format Python and protos
 	@$(BIN)/ruff check --quiet --select I --fix . ; $(BIN)/ruff format . && $(BIN)/buf format --write
@@ -65,7 +65,7 @@ scenarios: $(READY) ## the scenarios; SHAPE=loop, processes or mesh
 	@$(BIN)/python -m pytest -q -m "$(SHAPES_$(SHAPE))" $(ARGS) $(FOLDER_$(SHAPE))
 
 wheel-test: $(READY) ## build the wheel and run the unit tests on it as installed
-	@$(BIN)/python tools/wheel.py $(ARGS)
+	@$(BIN)/python .ci/wheel.py $(ARGS)
 
 docs: $(READY) ## rebuild the generated pages
 	@$(BIN)/python docs/build.py

@@ -7,7 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same examples in every run: a failure is repeated by repeating the run.
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("fixed")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import tomllib
 from importlib import resources
 
@@ -12,7 +13,8 @@ from packaging.utils import canonicalize_name
 
 from docs import build
 from tests.meta.tree import ROOT, SERVICES, sources
-from tools import gate
+
+GATE = runpy.run_path(str(ROOT / ".ci/gate.py"))
 
 
 def _makefile() -> str:
@@ -42,7 +44,7 @@ def test_every_target_is_one_line() -> None:
 
 def test_every_step_of_the_gate_is_a_target() -> None:
     """A step that fails can be run alone under the name that was printed."""
-    assert {step[0] for step in gate.STEPS} <= _phony()
+    assert {step[0] for step in GATE["STEPS"]} <= _phony()
 
 
 def test_marked_tests_have_a_step_in_the_gate() -> None:
@@ -50,7 +52,7 @@ def test_marked_tests_have_a_step_in_the_gate() -> None:
     text = "".join(source.path.read_text(encoding="utf-8") for source in sources() if source.label.startswith("tests/"))
     for shape in ("processes", "mesh"):
         if re.search(rf"mark\.{shape}\b", text):
-            assert ("scenarios", f"SHAPE={shape}") in gate.STEPS
+            assert ("scenarios", f"SHAPE={shape}") in GATE["STEPS"]
 
 
 def test_ci_runs_the_tests_command_and_nothing_else() -> None:
@@ -63,7 +65,7 @@ def test_ci_runs_the_tests_command_and_nothing_else() -> None:
 
 def test_a_failing_step_ends_the_gate_with_its_name(capfd: pytest.CaptureFixture[str]) -> None:
     """The step after a failing one does not run, and the name of the failing one is printed."""
-    assert gate.run([["exit 0"], ["exit 3"], ["echo reached"]], ["sh", "-c"]) == 1
+    assert GATE["run"]([["exit 0"], ["exit 3"], ["echo reached"]], ["sh", "-c"]) == 1
     printed = capfd.readouterr().out
     assert "== ok exit 0" in printed
     assert "== FAILED: exit 3" in printed

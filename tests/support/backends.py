@@ -5,13 +5,25 @@ A new adapter is one line here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
+from svc_prefs.ports import PrefsStore
 from svc_presence.ports import PresenceStore
+from tests.support.lanes import sqlite_lane
+
+S = TypeVar("S")
+# Opens the same store anew with each call.
+Opener: TypeAlias = Callable[[], AbstractAsyncContextManager[S]]
+
+
+def lane_backends() -> list[Any]:
+    """Factories of empty lanes: (data_dir, run_dir) → a `tests.support.lanes.LaneCase`."""
+    return [pytest.param(sqlite_lane, id="sqlite")]
 
 
 def presence_backends() -> list[Any]:
@@ -24,3 +36,23 @@ async def _memory_presence() -> AsyncIterator[PresenceStore]:
     from svc_presence.store import open_store
 
     yield open_store("memory://", lease=15.0)
+
+
+def prefs_backends() -> list[Any]:
+    """Factories of preference stores: data_dir → an opener."""
+    return [pytest.param(_sqlite_prefs, id="sqlite")]
+
+
+def _sqlite_prefs(data_dir: Path) -> Opener[PrefsStore]:
+    from svc_prefs.store import open_store
+
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[PrefsStore]:
+        store = open_store("sqlite:///prefs.db", data_dir=data_dir)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return opener
