@@ -1,0 +1,269 @@
+"""Lanes: ordered durable logs with one reader's position beside each; how events and retries wait.
+
+The port (`LaneWriter`, `LaneReader`), its values and failures, the low-water mark, and the choice of an adapter by URL.
+A lane carries bytes and must not know what they mean. Steps 3, 4 and 5 of the way of a notification go through lanes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from mesh.clock import Clock
+from mesh.errors import DataLoss, Unavailable
+from mesh.sqlite import Migration, StoreUrlError, Writer, file_of, load_migrations
+
+__all__ = [
+    "Lag",
+    "LaneReader",
+    "LaneUnavailable",
+    "LaneWriter",
+    "LowWater",
+    "Parked",
+    "PositionLost",
+    "Record",
+    "Stored",
+    "open_reader",
+    "open_writer",
+    "position_migrations",
+]
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """What is appended: records of one key keep their order wherever a lane has partitions."""
+
+    key: bytes
+    value: bytes
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """A record with its place in the lane and the wall-clock time of its append, Unix seconds."""
+
+    position: int
+    key: bytes
+    value: bytes
+    append_time: float
+
+
+class Parked(msgspec.Struct, frozen=True, gc=False):
+    """A record that could not be understood, kept with the reason and the time it was put aside."""
+
+    position: int
+    key: bytes
+    value: bytes
+    reason: str
+    park_time: float
+
+
+class Lag(msgspec.Struct, frozen=True, gc=False):
+    """How far a reader is behind: records above the committed position, and the age of the oldest in seconds."""
+
+    record_count: int
+    oldest_age: float
+
+
+class LaneUnavailable(Unavailable):
+    """The lane cannot be used now. With `unknown` set, records may have been appended all the same."""
+
+    def __init__(self, message: str, *, unknown: bool = False, metadata: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, reason="LANE_UNAVAILABLE", metadata=metadata)
+        self.unknown = unknown
+
+
+class PositionLost(DataLoss):
+    """Records between the reader's position and the first one that exists are gone, or the lane is another one."""
+
+    def __init__(self, message: str, *, metadata: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, reason="POSITION_LOST", metadata=metadata)
+
+
+class LaneWriter(Protocol):
+    """The writing end of a lane: one process has it."""
+
+    async def open(self) -> None:
+        """Opens the lane, making it where there is none; waits for a hand-over by the process that has it."""
+        ...
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """Appends all records or none, next to each other in this order; durable on return; wakes the reader.
+
+        Calls that overlap share a commit, their order among each other is open. No position is ever used twice.
+
+        Raises:
+            LaneUnavailable: nothing was appended, or with `unknown` set perhaps everything; repeating it may append
+                the records a second time.
+        """
+        ...
+
+    async def trim(self, before_time: float) -> int:
+        """Removes records from the start that were appended before a Unix time, and returns how many.
+
+        Works in small slices between appends, on a budget: it may leave some for the next call. The newest record
+        stays.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finishes the appends under way and gives the lane up; harmless when not open."""
+        ...
+
+
+class LaneReader(Protocol):
+    """The reading end of a lane with a durable position; one process has it, and one caller at a time reads."""
+
+    async def open(self) -> None:
+        """Starts behind the committed position, before the first record where there is none.
+
+        The lane itself may come later.
+        """
+        ...
+
+    async def read(self, limit: int, wait: float) -> Sequence[Stored]:
+        """Returns up to `limit` records after those read before, in order; empty when none came within `wait` seconds.
+
+        An append wakes it. A cancelled read loses nothing: the next one returns the same records.
+
+        Raises:
+            LaneUnavailable: the lane cannot be read now.
+            PositionLost: the next record is gone; so does every later read until `restart`. Never a silent jump.
+        """
+        ...
+
+    async def commit(self, position: int) -> None:
+        """Says that every record up to this position is finished; durable on return; never moves back.
+
+        Raises:
+            LaneUnavailable: the position could not be stored.
+            ValueError: the position was not read.
+        """
+        ...
+
+    async def lag(self) -> Lag:
+        """Returns what is not committed yet."""
+        ...
+
+    async def park(self, record: Stored, reason: str) -> None:
+        """Keeps a record that cannot be understood, with the reason; durable on return.
+
+        Doing it again changes nothing.
+        """
+        ...
+
+    async def parked(self, limit: int) -> Sequence[Parked]:
+        """Returns the first parked records in order of position."""
+        ...
+
+    async def restart(self) -> None:
+        """Forgets the position, durably: the next read returns the first record that exists. Answers a PositionLost."""
+        ...
+
+    async def close(self) -> None:
+        """Gives the reading end up; harmless when not open."""
+        ...
+
+
+class LowWater:
+    """Which position may be committed when records finish in any order: the last one with none unfinished below it."""
+
+    def __init__(self) -> None:
+        self._open: deque[int] = deque()
+        self._done: set[int] = set()
+        self._last: int | None = None
+        self._point: int | None = None
+
+    def add(self, position: int) -> None:
+        """Notes a record that was read.
+
+        Raises:
+            ValueError: positions come in growing order.
+        """
+        if self._last is not None and position <= self._last:
+            raise ValueError(f"position {position} came after {self._last}")
+        self._last = position
+        self._open.append(position)
+
+    def done(self, position: int) -> None:
+        """Notes that a record is finished; saying it again changes nothing.
+
+        Raises:
+            ValueError: the position was never added.
+        """
+        if self._last is None or position > self._last:
+            raise ValueError(f"position {position} was never added")
+        if not self._open or position < self._open[0]:
+            return
+        self._done.add(position)
+        while self._open and self._open[0] in self._done:
+            self._point = self._open.popleft()
+            self._done.discard(self._point)
+
+    def commit_point(self) -> int | None:
+        """Returns the largest position up to which everything added is done; None while the first one is not."""
+        return self._point
+
+    @property
+    def unfinished(self) -> int:
+        """How many records are at or above the first unfinished one and not done."""
+        return len(self._open) - len(self._done)
+
+
+def position_migrations() -> list[Migration]:
+    """The schema of a file that holds the positions and parked records of one process's embedded lanes."""
+    return load_migrations("mesh.lanes", "migrations/positions")
+
+
+def open_writer(
+    url: str, name: str, *, data_dir: Path, run_dir: Path, clock: Clock, lock_wait: float = 10.0
+) -> LaneWriter:
+    """Returns the writing end of a lane; `open` it before use.
+
+    Args:
+        url: `sqlite:///folder`, relative to `data_dir` or absolute: the lane is the file `<name>.db` in it.
+        name: the lane's name.
+        data_dir: where relative paths start.
+        run_dir: where the reader's doorbell is.
+        clock: for the time of an append.
+        lock_wait: seconds to wait for a hand-over.
+
+    Raises:
+        StoreUrlError: a scheme that is not known.
+    """
+    from mesh.lanes.sqlite import SqliteLaneWriter
+
+    path = _lane_file(url, name, data_dir)
+    return SqliteLaneWriter(name, path=path, run_dir=run_dir, clock=clock, lock_wait=lock_wait)
+
+
+def open_reader(
+    url: str, name: str, *, data_dir: Path, run_dir: Path, clock: Clock, positions: Writer, lock_wait: float = 10.0
+) -> LaneReader:
+    """Returns the reading end of a lane; `open` it before use.
+
+    Args:
+        url: as for `open_writer`.
+        name: the lane's name.
+        data_dir: where relative paths start.
+        run_dir: where the doorbell is put.
+        clock: for ages and the time of parking.
+        positions: an open file with `position_migrations`, shared by all lanes that this process reads.
+        lock_wait: seconds to wait for a hand-over.
+
+    Raises:
+        StoreUrlError: a scheme that is not known.
+    """
+    from mesh.lanes.sqlite import SqliteLaneReader
+
+    path = _lane_file(url, name, data_dir)
+    return SqliteLaneReader(name, path=path, run_dir=run_dir, clock=clock, positions=positions, lock_wait=lock_wait)
+
+
+def _lane_file(url: str, name: str, data_dir: Path) -> Path:
+    match url.partition("://")[0]:
+        case "sqlite":
+            return file_of(url, data_dir) / f"{name}.db"
+        case _:
+            raise StoreUrlError(f"{url!r} is no known lane URL; known: sqlite:///folder")
