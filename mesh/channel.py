@@ -150,7 +150,7 @@ async def call(
     left = remaining()
     if left is not None and left < timeout:
         if left <= 0:
-            raise DeadlineExceeded("the time of the call being served is over", reason="DEADLINE_EXCEEDED")
+            raise DeadlineExceeded("the time of the call being served is over", reason="DEADLINE_EXPIRED")
         timeout = left
     try:
         return await method(request, timeout=timeout, metadata=metadata)

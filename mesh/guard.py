@@ -169,7 +169,7 @@ class Guard:
         if capped:
             left = self._default_deadline
         elif left is not None and left <= 0:
-            raise DeadlineExceeded("the call's deadline had passed when it arrived", reason="DEADLINE_EXCEEDED")
+            raise DeadlineExceeded("the call's deadline had passed when it arrived", reason="DEADLINE_EXPIRED")
         trace = headers.get(TRACE_HEADER, "")
         if len(trace) != _TRACE_LENGTH:
             # The trace ids need no secrecy, only to be different.
@@ -188,7 +188,7 @@ class Guard:
                 raise
             raise DeadlineExceeded(
                 f"not done within {self._default_deadline:g} s, the limit of calls without a deadline",
-                reason="DEADLINE_EXCEEDED",
+                reason="DEADLINE_EXPIRED",
             ) from None
 
     def _count(self, path: str, code: grpc.StatusCode | None) -> None:
