@@ -33,7 +33,7 @@ _CUT = frozenset(
         grpc.StatusCode.UNAVAILABLE,
     }
 )
-_BROKEN = "STREAM_BROKEN"
+_BROKEN = "PEER_UNAVAILABLE"
 
 
 class _Gauge:
