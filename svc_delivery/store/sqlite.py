@@ -234,7 +234,7 @@ def _state(row: tuple[bytes, int, int, int, int, int, int, int]) -> RowState:
 
 def _mark(connection: sqlite3.Connection, mark: MarkWrite, stamp: int) -> MarkOutcome:
     if mark.read is None and not mark.hide:
-        return MarkOutcome(_ack(connection, mark, stamp))
+        return MarkOutcome(_ack(connection, mark, stamp), [])
     unknown: list[bytes] = []
     changed: list[RowState] = []
     moved = False

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
+from svc_delivery.store import InboxStore
+from svc_delivery.store import open_store as open_inbox
 from svc_prefs.ports import PrefsStore
 from svc_presence.ports import PresenceStore
 from tests.support.lanes import sqlite_lane
@@ -49,6 +51,24 @@ def _sqlite_prefs(data_dir: Path) -> Opener[PrefsStore]:
     @asynccontextmanager
     async def opener() -> AsyncIterator[PrefsStore]:
         store = open_store("sqlite:///prefs.db", data_dir=data_dir)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return opener
+
+
+def inbox_backends() -> list[Any]:
+    """Inbox stores: data_dir → an opener."""
+    return [pytest.param(_sqlite_inbox, id="sqlite")]
+
+
+def _sqlite_inbox(data_dir: Path) -> Opener[InboxStore]:
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[InboxStore]:
+        store = open_inbox("sqlite:///inbox.db", data_dir)
         await store.open()
         try:
             yield store

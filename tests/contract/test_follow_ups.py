@@ -1,0 +1,105 @@
+"""What every store of follow-ups promises; see `svc_delivery.ports.FollowUps`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from svc_delivery.ports import FollowUps, FollowUpWrite, ParkedRecord
+from svc_delivery.store import InboxStore
+from tests.support.backends import Opener, inbox_backends
+from tests.support.inbox import NOW_US, make_row
+
+
+@pytest.fixture(params=inbox_backends())
+async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener[InboxStore]:
+    """Opens the same store again and again."""
+    opened: Opener[InboxStore] = request.param(tmp_path)
+    return opened
+
+
+@pytest.fixture
+async def store(opener: Opener[InboxStore]) -> AsyncIterator[InboxStore]:
+    """An empty store of each kind."""
+    async with opener() as opened:
+        yield opened
+
+
+async def append(store: InboxStore, *dues: int) -> None:
+    """Writes follow-ups that are due then; each one's bytes tell its due time."""
+    for due in dues:
+        follow_up = FollowUpWrite(NOW_US + due, b"due %d" % due)
+        await store.inbox.write([make_row(due)], stamp=NOW_US, follow_up=follow_up)
+
+
+async def due(follow_ups: FollowUps, now: int, limit: int = 100) -> list[bytes]:
+    """The bytes of what is due."""
+    return [record.record for record in await follow_ups.due(NOW_US + now, limit)]
+
+
+async def test_a_follow_up_is_due_at_its_time(store: InboxStore) -> None:
+    """Nothing comes before its time, and what comes is in the order of due times, not of writes."""
+    await append(store, 30, 10, 20)
+    assert await due(store.follow_ups, 9) == []
+    assert await due(store.follow_ups, 10) == [b"due 10"]
+    assert await due(store.follow_ups, 99) == [b"due 10", b"due 20", b"due 30"]
+    assert await due(store.follow_ups, 99, limit=2) == [b"due 10", b"due 20"]
+
+
+async def test_what_is_not_finished_stays(opener: Opener[InboxStore]) -> None:
+    """Reading takes nothing away: after a restart the same records are due."""
+    async with opener() as store:
+        await append(store, 10)
+        assert await due(store.follow_ups, 10) == [b"due 10"]
+    async with opener() as store:
+        assert await due(store.follow_ups, 10) == [b"due 10"]
+        assert await store.follow_ups.next_due() == NOW_US + 10
+
+
+async def test_finishing_replaces_records_by_what_is_left(store: InboxStore) -> None:
+    """Finished records are gone and their successors are there; finishing again is no error."""
+    await append(store, 10, 20)
+    first, second = await store.follow_ups.due(NOW_US + 20, 10)
+    await store.follow_ups.finish([first.record_id], [FollowUpWrite(NOW_US + 50, b"again")])
+    await store.follow_ups.finish([first.record_id])
+    assert await due(store.follow_ups, 60) == [b"due 20", b"again"]
+    await store.follow_ups.finish([second.record_id])
+    assert await due(store.follow_ups, 60) == [b"again"]
+
+
+async def test_a_finished_record_id_is_not_given_again(store: InboxStore) -> None:
+    """A late finish of an old record cannot hit a new one."""
+    await append(store, 10)
+    (first,) = await store.follow_ups.due(NOW_US + 10, 1)
+    await store.follow_ups.finish([first.record_id], [FollowUpWrite(NOW_US, b"again")])
+    await store.follow_ups.finish([first.record_id])
+    assert await due(store.follow_ups, 60) == [b"again"]
+
+
+async def test_the_next_due_time_is_the_earliest(store: InboxStore) -> None:
+    """None without records, and it looks ahead, not only at what is due."""
+    assert await store.follow_ups.next_due() is None
+    await append(store, 30, 10)
+    assert await store.follow_ups.next_due() == NOW_US + 10
+    assert [await store.follow_ups.backlog(NOW_US + now) for now in (9, 10, 30)] == [0, 1, 2]
+
+
+async def test_a_repeated_batch_has_a_second_follow_up(store: InboxStore) -> None:
+    """Two records for the same rows are harmless, one too few would not be."""
+    await asyncio.gather(append(store, 10), append(store, 10))
+    assert await due(store.follow_ups, 10) == [b"due 10", b"due 10"]
+
+
+async def test_an_unreadable_record_is_parked_with_its_bytes(store: InboxStore) -> None:
+    """It is not due any more, and an operator finds it with reason and time; parking twice changes nothing."""
+    await append(store, 10, 20)
+    record, _ = await store.follow_ups.due(NOW_US + 20, 10)
+    for now_us in (NOW_US + 21, NOW_US + 22):
+        await store.follow_ups.park(record, "RECORD_UNDECODABLE", now_us)
+    assert await due(store.follow_ups, 99) == [b"due 20"]
+    assert await store.follow_ups.parked(10) == [
+        ParkedRecord(record.record_id, b"due 10", "RECORD_UNDECODABLE", NOW_US + 21)
+    ]
