@@ -66,6 +66,7 @@ class ServiceSettings(BaseSettings):
     tokens_file: Path | None = Field(None, description="JWKS file with the public keys that tokens are checked by")
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="loopback port of /metrics; 0 is off")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
+    trace_log: bool = Field(False, description="log every step of every event: for demonstrations and tests")
     drain_delay: Seconds = Field(
         0.0, description="seconds between becoming unready and draining, 0 to 3600: time for callers to notice"
     )
