@@ -41,6 +41,7 @@ _WRITE_GROUP: Final = 64
 _READ_GROUP: Final = 8
 _READ_THREADS: Final = 2
 _QUEUE_LIMIT: Final = 10_000
+_OLDEST_SQLITE: Final = (3, 37, 0)  # strict tables
 
 _SHARED_PRAGMAS: Final = ("busy_timeout = 1000", "cache_size = -65536", "temp_store = memory", "trusted_schema = off")
 _WRITER_PRAGMAS: Final = (
@@ -157,6 +158,9 @@ class Writer:
         Raises:
             StoreError: one line: what, where, what to do.
         """
+        if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+            oldest = ".".join(map(str, _OLDEST_SQLITE))
+            raise StoreError(f"{self._path}: SQLite {sqlite3.sqlite_version} is too old; use a Python with {oldest}")
         try:
             owner = await self._lock.acquire(self._lock_wait)
         except OSError as error:

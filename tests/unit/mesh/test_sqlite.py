@@ -114,6 +114,13 @@ async def test_a_newer_schema_stops_the_start(writer: Writer) -> None:
         await Writer(writer.path, migrations=NOTES).open()
 
 
+async def test_an_old_library_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python whose SQLite lacks what schemas need is named before a schema fails half-way."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(StoreError, match=r"too old; use a Python with 3\.37\.0"):
+        await Writer(tmp_path / "notes.db", migrations=NOTES).open()
+
+
 async def test_a_folder_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
     """A path below a plain file is refused in one line."""
     (tmp_path / "plain").write_text("")
