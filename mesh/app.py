@@ -142,7 +142,7 @@ class App:
 
     @property
     def stopping(self) -> bool:
-        """True from the request to stop, or from the failure of a critical loop, on."""
+        """True from the request to stop, or the failure of a critical loop, on."""
         return self._stop.is_set()
 
     def end_when_stuck(self, give_up: Callable[[], None]) -> None:
@@ -164,7 +164,7 @@ class App:
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                await self._live(when_started)
+                await self._live(group, when_started)
             except Exception as error:
                 failure = error
             finally:
@@ -174,14 +174,14 @@ class App:
         if self._failed_loop:
             raise LoopFailed(self._failed_loop)
 
-    async def _live(self, when_started: Callable[[], None] | None) -> None:
+    async def _live(self, group: asyncio.TaskGroup, when_started: Callable[[], None] | None) -> None:
         started: list[_Resource] = []
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
             if self._stop.is_set() or not await self._until_interrupted(self._start(started)):
                 return
-            self._begin_loops()
+            self._begin_loops(group)
             self._announce(True)
             if when_started is not None:
                 when_started()
@@ -212,8 +212,6 @@ class App:
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
 
-    # ---------------------------------------------------------------- start
-
     async def _start(self, started: list[_Resource]) -> None:
         self._make_folders()
         self.telemetry.watch_collections()
@@ -241,12 +239,11 @@ class App:
             self._loops.append(loop)
         return loop
 
-    def _begin_loops(self) -> None:
-        assert self._group is not None
+    def _begin_loops(self, group: asyncio.TaskGroup) -> None:
         self.supervise("loop_lag", self.telemetry.run_loop_lag)
         self._begun = True
         for loop in self._loops:
-            self._begin(self._group, loop)
+            self._begin(group, loop)
 
     def _begin(self, group: asyncio.TaskGroup, loop: SupervisedLoop) -> None:
         task = loop.begin(group)
@@ -378,12 +375,11 @@ async def _serve(name: str, settings: S, wire: Callable[[App, S], None]) -> int:
         raise StartError(_explain(error)) from error
     try:
         await app.run(when_started=process.tune_collector)
-    except LoopFailed:
-        return 1
     except StartError:
         raise
-    except Exception:
-        app.log.exception("crashed")
+    except Exception as error:
+        if not isinstance(error, LoopFailed):
+            app.log.exception("crashed")
         return 1
     return 0
 

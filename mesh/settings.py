@@ -55,23 +55,33 @@ class ServiceSettings(BaseSettings):
 
     service: ClassVar[str]
 
-    config: Path | None = Field(None, description="TOML file with settings, keys named like these fields")
-    process: Name = Field("", description="name of this process in sockets, logs and links; default: the service")
-    run_dir: Path = Field(Path(".heliograph/run"), description="short folder for Unix sockets")
-    data_dir: Path = Field(Path(".heliograph/data"), description="folder for embedded stores")
-    direct: bool = Field(False, description="talk to peers without sidecars; callers are believed by their header")
-    trust_domain: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,255}$")] = Field(
-        "heliograph.local", description="trust domain of SPIFFE identities"
+    config: Path | None = Field(default=None, description="TOML file with settings, keys named like these fields")
+    process: Name = Field(
+        default="", description="name of this process in sockets, logs and links; default: the service"
     )
-    tokens_file: Path | None = Field(None, description="JWKS file with the public keys that tokens are checked by")
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="loopback port of /metrics; 0 is off")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
-    trace_log: bool = Field(False, description="log every step of every event: for demonstrations and tests")
+    run_dir: Path = Field(default=Path(".heliograph/run"), description="short folder for Unix sockets")
+    data_dir: Path = Field(default=Path(".heliograph/data"), description="folder for embedded stores")
+    direct: bool = Field(
+        default=False, description="talk to peers without sidecars; callers are believed by their header"
+    )
+    trust_domain: Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,255}$")] = Field(
+        default="heliograph.local", description="trust domain of SPIFFE identities"
+    )
+    tokens_file: Path | None = Field(
+        default=None, description="JWKS file with the public keys that tokens are checked by"
+    )
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=0, description="loopback port of /metrics; 0 is off"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="lowest level that is logged"
+    )
+    trace_log: bool = Field(default=False, description="log every step of every event: for demonstrations and tests")
     drain_delay: Seconds = Field(
-        0.0, description="seconds between becoming unready and draining, 0 to 3600: time for callers to notice"
+        default=0.0, description="seconds between becoming unready and draining, 0 to 3600: time for callers to notice"
     )
     drain_limit: Annotated[float, Field(gt=0.0, le=3600.0)] = Field(
-        10.0, description="seconds each step of draining and stopping may take, above 0 to 3600"
+        default=10.0, description="seconds each step of draining and stopping may take, above 0 to 3600"
     )
 
     @classmethod

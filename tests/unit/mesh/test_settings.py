@@ -17,13 +17,13 @@ from mesh.settings import MASK, ServiceSettings, SettingsError, load
 class ExampleSettings(ServiceSettings):
     service: ClassVar[str] = "example"
 
-    store_url: str = Field("sqlite:///rows", description="where rows are kept")
-    batch_limit: Annotated[int, Field(ge=1, le=500)] = Field(100, description="records a batch, 1 to 500")
-    mode: Literal["fast", "safe"] = Field("safe", description="how to write")
-    origins: tuple[str, ...] = Field((), description="allowed origins")
-    weights: dict[str, int] = Field({}, description="weight by name")
-    api_key: SecretStr | None = Field(None, description="key of the provider")
-    spare: bool = Field(True, description="keep a spare")
+    store_url: str = Field(default="sqlite:///rows", description="where rows are kept")
+    batch_limit: Annotated[int, Field(ge=1, le=500)] = Field(default=100, description="records a batch, 1 to 500")
+    mode: Literal["fast", "safe"] = Field(default="safe", description="how to write")
+    origins: tuple[str, ...] = Field(default=(), description="allowed origins")
+    weights: dict[str, int] = Field(default={}, description="weight by name")
+    api_key: SecretStr | None = Field(default=None, description="key of the provider")
+    spare: bool = Field(default=True, description="keep a spare")
 
     @model_validator(mode="after")
     def _check(self) -> ExampleSettings:
