@@ -20,8 +20,8 @@ from mesh.errors import StartError
 from mesh.settings import FieldDoc
 
 # The defaults (700, 10, 10) begin a young collection for every 700 objects that outlive their making: under load that
-# is thousands of collections a second that find nothing, as messages die by reference counting. With 20,000 a young
-# collection takes about a millisecond; an old one comes after 20,000 × 20 × 50 = 20 million survivors.
+# is many collections a second that find nothing, as messages die by reference counting. With 20,000 a young
+# collection takes about half a millisecond; an old one comes after 20,000 × 20 × 50 = 20 million survivors.
 COLLECTOR_THRESHOLDS = (20_000, 20, 50)
 
 _SET_PARENT_DEATH_SIGNAL = 1

@@ -35,7 +35,7 @@ async def _fail_start(settings: FrameSettings) -> None:
         case "disk":
             (settings.data_dir / "absent" / "file").touch()
         case "slow_start":
-            await asyncio.sleep(600)
+            await asyncio.Event().wait()
         case "bug":
             raise KeyError("bug")
         case _:
@@ -53,14 +53,14 @@ def _wire(app: App, settings: FrameSettings) -> None:
     async def drain() -> None:
         _say("draining")
         if settings.fault == "slow_drain":
-            await asyncio.sleep(600)
+            await asyncio.Event().wait()
 
     async def loop() -> None:
         if settings.fault == "loop":
             raise KeyError("broken")
         while True:
             try:
-                await asyncio.sleep(600)
+                await asyncio.Event().wait()
             except asyncio.CancelledError:
                 if settings.fault != "stuck":
                     raise

@@ -298,11 +298,13 @@ async def test_restarts_back_off_and_forget(run_dir: Path) -> None:
     app = App(name="frame", settings=settings, random=lambda: 0.01)
     runs: list[int] = []
     long_enough = 0.05
+    now = asyncio.get_running_loop().time
 
     async def link() -> None:
         runs.append(len(runs))
         if len(runs) == 4:
-            await asyncio.sleep(long_enough * 1.2)
+            begin = now()
+            await until(lambda: now() - begin > long_enough)
         if len(runs) >= 6:
             await _forever()
 
@@ -338,7 +340,8 @@ async def test_spawned_work_may_finish_and_its_failure_ends_nothing(frame: _Fram
     app = frame.app
 
     async def clean_up() -> None:
-        await asyncio.sleep(0.02)
+        await until(lambda: app.stopping)
+        await asyncio.sleep(0)
         frame.seen.append("cleaned")
 
     async def loop() -> None:

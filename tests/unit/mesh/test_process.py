@@ -178,7 +178,6 @@ def test_help_names_every_setting(launch: Launch) -> None:
         assert part in text
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux signals the end of a parent")
 def test_the_process_drains_when_its_parent_dies(run_dir: Path) -> None:
     """Killing the parent, which can then tell nobody, still ends the child in order."""
     parent = subprocess.Popen(
