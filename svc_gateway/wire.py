@@ -5,6 +5,8 @@ Pure. Must not know connections or what a payload means. Step 7 of one notificat
 
 from __future__ import annotations
 
+import codecs
+
 CONTINUATION = 0x0
 TEXT = 0x1
 BINARY = 0x2
@@ -26,6 +28,7 @@ CONTROL_LIMIT = 125
 REASON_LIMIT = CONTROL_LIMIT - 2
 
 _FINAL = 0x80
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 # Codes below 3000 that a peer may send; the others are reserved or stand for "no code was sent".
 _REGISTERED = frozenset({1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014})
 _FIRST_PRIVATE, _AFTER_PRIVATE = 3000, 5000
@@ -82,3 +85,55 @@ def close_code(payload: bytes) -> int:
     except UnicodeDecodeError:
         raise ProtocolError(INVALID_PAYLOAD, "a closing reason that is not UTF-8") from None
     return code
+
+
+class Inflow:
+    """One data message while it arrives: in fragments, or in a frame that came in pieces."""
+
+    __slots__ = ("_decoder", "_final", "_key", "_left", "buffer", "fragments", "text")
+
+    def __init__(self, text: bool) -> None:
+        self.text = text
+        self.buffer = bytearray()
+        self.fragments = 0
+        self._decoder = _Utf8Decoder() if text else None
+        self._final = False
+        self._key = b""
+        self._left = 0
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether the next bytes belong to a frame that has begun, so that no header may follow."""
+        return self._left > 0
+
+    def begin(self, length: int, final: bool, key: bytes) -> None:
+        """Starts the next fragment."""
+        self.fragments += 1
+        self._left, self._final, self._key = length, final, key
+
+    def absorb(self, data: bytes, position: int) -> tuple[int, bool]:
+        """Takes what the fragment can use.
+
+        Returns:
+            Where the rest begins, and whether the message is complete.
+
+        Raises:
+            ProtocolError: the text can no longer become valid UTF-8; said at the first byte that makes it so.
+        """
+        piece = unmask(data[position : position + self._left], self._key)
+        self._left -= len(piece)
+        self.buffer += piece
+        turn = len(piece) % 4
+        self._key = self._key[turn:] + self._key[:turn]
+        complete = self._final and not self._left
+        if self._decoder is not None:
+            try:
+                self._decoder.decode(piece, complete)
+            except UnicodeDecodeError:
+                raise not_text() from None
+        return position + len(piece), complete
+
+
+def not_text() -> ProtocolError:
+    """A text message that is not UTF-8."""
+    return ProtocolError(INVALID_PAYLOAD, "text that is not UTF-8")
