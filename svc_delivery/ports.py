@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from heliograph.gateway.v1 import gateway_service_pb2
+from heliograph.type.v1 import envelope_pb2
 
 # ---------------------------------------------------------------- storage: values
 
@@ -191,13 +192,16 @@ class Inbox(Protocol):
         """
         ...
 
-    async def mark(self, marks: Sequence[MarkWrite], *, stamp: int) -> Sequence[MarkOutcome]:
+    async def mark(self, marks: Sequence[MarkWrite], *, stamp: int, again: bool = False) -> Sequence[MarkOutcome]:
         """Stores marks, in order, and returns an outcome for each once they are durable.
 
         `ack` only rises, `hide` is final, and of two values for `read` the one with the larger stamp stays (at the same
         stamp the later one). A change of `read` or `hidden` lifts row stamp, mark stamp and head to `stamp`; an ack and
         a mark that changes nothing leave them alone. A vouched mark of a row that is not there waits for it and then
         counts; others are dropped. Such a row is never shown, and stays unknown.
+
+        `again` says that an answer to the same marks came too late to count: then stamps and head are lifted although
+        the cells have these values already, and the rows are told as changed once more.
         """
         ...
 
@@ -273,3 +277,35 @@ class ChangeSink(Protocol):
 
 
 # ---------------------------------------------------------------- peers
+
+
+class NodeAddress(msgspec.Struct, frozen=True, gc=False):
+    """A gateway node with a live lease."""
+
+    node_id: str
+    epoch: int
+    address: str
+
+
+class Presence(Protocol):
+    """Where recipients are. Raises `mesh.errors.Failure` when it does not answer, which is not the same as absent."""
+
+    async def look_up(self, recipient_keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        """Returns the node ids of each recipient that is connected; who is missing is nowhere. 1 to 5,000 keys."""
+        ...
+
+    async def nodes(self) -> Sequence[NodeAddress]:
+        """Returns every node with a live lease."""
+        ...
+
+
+class Nodes(Protocol):
+    """The links to gateway nodes. Nothing here waits; False means "not offered": the row stays, its follow-up decides."""
+
+    def offer(self, node_id: str, envelope: envelope_pb2.Envelope, recipient_keys: Sequence[str]) -> bool:
+        """Queues a notification for recipients on a node."""
+        ...
+
+    def change(self, node_id: str, change: gateway_service_pb2.Change) -> bool:
+        """Queues a change of state for sessions on a node."""
+        ...

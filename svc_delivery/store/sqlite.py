@@ -133,9 +133,9 @@ class SqliteInbox:
 
         await self._writer.submit(work)
 
-    async def mark(self, marks: Sequence[MarkWrite], *, stamp: int) -> Sequence[MarkOutcome]:
+    async def mark(self, marks: Sequence[MarkWrite], *, stamp: int, again: bool = False) -> Sequence[MarkOutcome]:
         """See `Inbox`."""
-        return await self._writer.submit(lambda connection: [_mark(connection, mark, stamp) for mark in marks])
+        return await self._writer.submit(lambda connection: [_mark(connection, mark, stamp, again) for mark in marks])
 
     async def window(self, recipient_key: str, now_us: int) -> Window:
         """See `Inbox`."""
@@ -232,7 +232,7 @@ def _state(row: tuple[bytes, int, int, int, int, int, int, int]) -> RowState:
 # ---------------------------------------------------------------- marks
 
 
-def _mark(connection: sqlite3.Connection, mark: MarkWrite, stamp: int) -> MarkOutcome:
+def _mark(connection: sqlite3.Connection, mark: MarkWrite, stamp: int, again: bool) -> MarkOutcome:
     if mark.read is None and not mark.hide:
         return MarkOutcome(_ack(connection, mark, stamp), [])
     unknown: list[bytes] = []
@@ -244,10 +244,10 @@ def _mark(connection: sqlite3.Connection, mark: MarkWrite, stamp: int) -> MarkOu
             unknown.append(id_)
         if found is not None:
             before = _state(found)
-            after = _apply(before, mark, stamp)
+            after = _apply(before, mark, stamp, again)
             if after != before:
                 _save(connection, mark.recipient_key, after)
-            if (after.read, after.hidden) != (before.read, before.hidden):
+            if again or (after.read, after.hidden) != (before.read, before.hidden):
                 moved = True
                 if after.revision > 0:
                     changed.append(after)
@@ -267,21 +267,21 @@ def _ack(connection: sqlite3.Connection, mark: MarkWrite, stamp: int) -> list[by
         unknown.append(id_)
         found = connection.execute(_SELECT_STATE, (key, id_[-1] & 1, id_)).fetchone()
         if found is not None:
-            _save(connection, key, _apply(_state(found), mark, stamp))
+            _save(connection, key, _apply(_state(found), mark, stamp, again=False))
         elif mark.vouched:
             _insert_mark(connection, mark, id_, stamp)
     return unknown
 
 
-def _apply(before: RowState, mark: MarkWrite, stamp: int) -> RowState:
+def _apply(before: RowState, mark: MarkWrite, stamp: int, again: bool) -> RowState:
     """The row after the mark; of two values for `read` the one with the larger stamp stays."""
     read = before.read
     if mark.read is not None and stamp >= before.mark_stamp:
         read = mark.read
     hidden = before.hidden or mark.hide
     ack = max(before.ack, mark.ack)
-    visible = (read, hidden) != (before.read, before.hidden)
-    # A repeated value moves its stamp all the same while only marks are there: the row's own write shows it later.
+    visible = again or (read, hidden) != (before.read, before.hidden)
+    # A repeated value counts with its later stamp: an older opposite one that comes after it must lose.
     mark_stamp = max(before.mark_stamp, stamp) if visible or mark.read is not None else before.mark_stamp
     row_stamp = max(before.stamp, stamp) if visible else before.stamp
     return RowState(before.notification_id, before.revision, row_stamp, mark_stamp, ack, read, hidden, before.expire_us)

@@ -268,6 +268,18 @@ async def test_a_repeated_mark_changes_nothing(inbox: Inbox) -> None:
     assert list(await inbox.heads([ALICE])) == [NOW_US + 1]
 
 
+async def test_a_mark_stored_again_lifts_its_stamps(inbox: Inbox) -> None:
+    """After a late answer the same mark gets a fresh stamp, so no cursor has passed it."""
+    await inbox.write([make_row(1)], stamp=NOW_US)
+    marks = [MarkWrite(ALICE, [make_id(1)], read=True)]
+    await inbox.mark(marks, stamp=NOW_US + 1)
+    (outcome,) = await inbox.mark(marks, stamp=NOW_US + 9, again=True)
+    found = await state(inbox)
+    assert list(outcome.changed) == [found]
+    assert (found.read, found.stamp, found.mark_stamp) == (True, NOW_US + 9, NOW_US + 9)
+    assert list(await inbox.heads([ALICE])) == [NOW_US + 9]
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations([(1, True), (2, False), (3, True), (4, False)])))
 async def test_of_two_marks_the_later_stamp_stays(inbox: Inbox, order: list[tuple[int, bool]]) -> None:
     """Whatever order read and unread arrive in, the one with the latest stamp holds."""
