@@ -46,7 +46,6 @@ _OLDEST_SQLITE: Final = (3, 37, 0)  # strict tables
 _SHARED_PRAGMAS: Final = ("busy_timeout = 1000", "cache_size = -65536", "temp_store = memory", "trusted_schema = off")
 _WRITER_PRAGMAS: Final = (
     "journal_mode = wal",
-    "synchronous = full",
     "fullfsync = on",  # macOS only: there a plain fsync does not reach the medium
     "checkpoint_fullfsync = on",
     "wal_autocheckpoint = 10000",
@@ -120,6 +119,7 @@ class Writer:
         migrations: Sequence[Migration],
         lock_wait: float = 10.0,
         committed: Callable[[], None] | None = None,
+        synced: bool = True,
     ) -> None:
         """Opens nothing yet.
 
@@ -128,10 +128,12 @@ class Writer:
             migrations: all of them, by number.
             lock_wait: seconds to wait for another process that hands the file over.
             committed: called in the writing thread after each commit; must be quick and must not raise.
+            synced: a commit survives the loss of power; without, only the end of the process, and costs no sync.
         """
         _check_numbers(migrations, str(path))
         self._path = path
         self._migrations = migrations
+        self._synced = synced
         self._lock_wait = lock_wait
         self._lock = FileLock(path.with_name(f"{path.name}.lock"))
         self._writing = Threads(
@@ -228,7 +230,8 @@ class Writer:
         try:
             _make_private(self._path)
             connection = sqlite3.connect(self._path, isolation_level=None, cached_statements=512)
-            for pragma in (*_SHARED_PRAGMAS, *_WRITER_PRAGMAS):
+            synchronous = f"synchronous = {'full' if self._synced else 'normal'}"
+            for pragma in (*_SHARED_PRAGMAS, *_WRITER_PRAGMAS, synchronous):
                 connection.execute(f"pragma {pragma}").fetchall()
             _migrate(connection, self._path, self._migrations)
         except BaseException as error:

@@ -65,6 +65,15 @@ async def test_the_connection_has_the_durable_settings(writer: Writer) -> None:
     assert (os.stat(writer.path).st_mode & 0o777) == 0o600
 
 
+async def test_commits_of_a_mere_memory_cost_no_sync(tmp_path: Path) -> None:
+    """A file whose loss of power may cost its last commits syncs at checkpoints only."""
+    writer = Writer(tmp_path / "memory.db", migrations=NOTES, synced=False)
+    await writer.open()
+    level = await writer.submit(lambda connection: connection.execute("pragma synchronous").fetchone()[0])
+    assert level == 1
+    await writer.close()
+
+
 async def test_a_second_writer_is_refused_with_the_owner(writer: Writer) -> None:
     """Another writer of the same file hears which process has it, and the lock file holds nothing else."""
     with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
