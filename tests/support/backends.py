@@ -14,6 +14,7 @@ import pytest
 
 from svc_delivery.store import InboxStore
 from svc_delivery.store import open_store as open_inbox
+from svc_ingest.ports import RequestLog
 from svc_prefs.ports import PrefsStore
 from svc_presence.ports import PresenceStore
 from tests.support.lanes import sqlite_lane
@@ -56,6 +57,26 @@ def _sqlite_prefs(data_dir: Path) -> Opener[PrefsStore]:
             yield store
         finally:
             await store.close()
+
+    return opener
+
+
+def request_log_backends() -> list[Any]:
+    """Factories of request logs: data_dir → an opener."""
+    return [pytest.param(_sqlite_request_log, id="sqlite")]
+
+
+def _sqlite_request_log(data_dir: Path) -> Opener[RequestLog]:
+    from svc_ingest.store import open_store
+
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[RequestLog]:
+        log = open_store("sqlite:///requests.db", data_dir)
+        await log.open()
+        try:
+            yield log
+        finally:
+            await log.close()
 
     return opener
 

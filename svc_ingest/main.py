@@ -1,0 +1,93 @@
+"""Wires svc_ingest: settings → registries, request log and lanes → servicer → app."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from heliograph.access.v1 import access_pb2
+from heliograph.ingest.v1 import ingest_service_pb2, ingest_service_pb2_grpc
+from mesh.access import read_access
+from mesh.app import App, StartError, run
+from mesh.lanes import open_writer
+from mesh.server import Server
+from mesh.tokens import TokenVerifier
+from svc_ingest import registry
+from svc_ingest.metrics import Metrics
+from svc_ingest.record import LANES
+from svc_ingest.service import IngestServicer
+from svc_ingest.settings import IngestSettings
+from svc_ingest.store import open_store
+from svc_ingest.worker import Sweep
+
+
+def wire(app: App, settings: IngestSettings) -> None:
+    """Builds the process; nothing runs yet."""
+    registries = read_registries(settings.categories_file, settings.producers_file)
+    log = open_store(settings.request_log_url, settings.data_dir)
+    lanes = {
+        name: open_writer(
+            settings.lanes_url, name, data_dir=settings.data_dir, run_dir=settings.run_dir, clock=app.clock
+        )
+        for name in LANES.values()
+    }
+    metrics = Metrics(app.telemetry)
+    servicer = IngestServicer(
+        log=log,
+        lanes=lanes,
+        registries=registries,
+        clock=app.clock,
+        metrics=metrics,
+        draw=os.urandom,
+        spawn=app.spawn,
+        trace=settings.trace_log,
+    )
+    descriptor = ingest_service_pb2.DESCRIPTOR.services_by_name["IngestService"]
+    server = Server(
+        name=settings.service,
+        socket=settings.run_dir / f"{settings.process}.sock",
+        access=read_access([descriptor], access_pb2.callers),
+        direct=settings.direct,
+        trust_domain=settings.trust_domain,
+        tokens=TokenVerifier(settings.tokens_file, clock=app.clock) if settings.tokens_file else None,
+        telemetry=app.telemetry,
+        clock=app.clock,
+    )
+    server.add(ingest_service_pb2_grpc.add_IngestServiceServicer_to_server, servicer, descriptor)
+    app.log.info(
+        "stores_chosen",
+        lanes_url=settings.lanes_url,
+        request_log_url=settings.request_log_url,
+        categories=len(registries.default_priorities),
+        producers=len(registries.grants),
+    )
+    app.resource("request_log", log.open, log.close)
+    for name, lane in lanes.items():
+        app.resource(f"lane_{name}", lane.open, lane.close)
+    app.resource("server", server.start, lambda: server.stop(settings.drain_limit))
+    # Calls under way are answered before anything else stops.
+    app.on_drain("calls", lambda: server.stop(settings.drain_limit))
+    app.on_ready(server.set_serving)
+    app.supervise("sweep", Sweep(log=log, lanes=lanes, clock=app.clock, metrics=metrics).run)
+
+
+def read_registries(categories_file: Path, producers_file: Path) -> registry.Registries:
+    """Reads both registries.
+
+    Raises:
+        StartError: one line with the file, the key and what is wrong.
+    """
+    path = categories_file
+    try:
+        categories = registry.read_categories(path.read_bytes())
+        path = producers_file
+        return registry.Registries(categories, registry.read_producers(path.read_bytes(), categories))
+    except OSError as error:
+        raise StartError(f"{path}: {error.strerror}; name a readable TOML file") from None
+    except registry.RegistryError as error:
+        raise StartError(f"{path}: {error}; correct it") from None
+
+
+def main() -> None:
+    """Runs the process until it is told to stop."""
+    run(IngestSettings.service, IngestSettings, wire)
