@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from svc_gateway.websocket import Connection
+    from svc_gateway.connection import Connection
 
 
 class Host(Protocol):

@@ -1,175 +1,165 @@
-"""Bytes in, messages out: one connection on a transport in memory."""
+"""The listener: limits in time, real clients on real sockets, and a reader that stops."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from websockets.asyncio.client import connect, unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin, Subprotocol
 
+from mesh.app import StartError
+from mesh.clock import ManualClock
 from svc_gateway import wire
-from tests.support.connections import REQUEST, Bench, closing, masked
+from svc_gateway.websocket import Listener, Options
+from tests.support.connections import REQUEST, Bench, Recorder
+from tests.support.wait import until
 
-PONG_LIMIT = 50
-
-# ---------------------------------------------------------------- messages
-
-
-@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536])
-@pytest.mark.parametrize("text", [True, False])
-def test_a_message_arrives_whole(size: int, text: bool) -> None:
-    """Every length encoding is read, and the host learns whether it is text."""
-    bench = Bench().feed(masked(1 if text else 2, b"x" * size))
-    assert bench.host.messages == [(b"x" * size, text)]
+JSON = Subprotocol("heliograph.v1.json")
 
 
-def test_frames_behind_the_request_are_not_lost() -> None:
-    """A client may send before it has read the answer."""
-    bench = Bench(opened=False).feed(REQUEST + masked(1, b"early"))
-    assert bench.host.messages == [(b"early", True)]
-    assert bench.connection.subprotocol == "heliograph.v1.proto"
-    assert bench.connection.binary
+def test_a_request_that_does_not_come_is_given_up() -> None:
+    """The sweep breaks off what has not opened in time, and nothing that has."""
+    opening, opened = Bench(opened=False), Bench()
+    for bench in (opening, opened):
+        bench.clock.advance(4.9)
+        bench.listener.sweep(bench.clock.monotonic())
+        assert not bench.transport.gone
+        bench.clock.advance(0.2)
+        bench.listener.sweep(bench.clock.monotonic())
+    assert opening.transport.gone
+    assert not opened.transport.gone
 
 
-def test_control_frames_may_come_between_fragments() -> None:
-    """A ping inside a message is answered with its payload at once."""
-    bench = Bench().feed(masked(1, b"he", final=False), masked(9, b"now"), masked(0, b"llo"))
-    assert bench.host.messages == [(b"hello", True)]
-    assert bench.transport.sent == b"\x8a\x03now"
-
-
-MESSAGES = st.lists(
-    st.tuples(
-        st.booleans(),
-        st.text(max_size=90).map(str.encode) | st.just(b"y" * 300),
-        st.lists(st.integers(0, 300), max_size=3).map(sorted),
-        st.sampled_from([b"", masked(9, b"p"), masked(10)]),
-    ),
-    max_size=5,
-)
-
-
-@given(messages=MESSAGES, cuts=st.lists(st.integers(0, 2_000), max_size=12).map(sorted), every_byte=st.booleans())
-def test_pieces_make_no_difference(
-    messages: list[tuple[bool, bytes, list[int], bytes]], cuts: list[int], every_byte: bool
-) -> None:
-    """However the network cuts a stream of fragments and pings, the host gets the same messages."""
-    stream = bytearray()
-    for text, payload, places, between in messages:
-        ends = [0, *(min(place, len(payload)) for place in places), len(payload)]
-        for index in range(1, len(ends)):
-            opcode = (1 if text else 2) if index == 1 else 0
-            stream += masked(opcode, payload[ends[index - 1] : ends[index]], final=index == len(ends) - 1) + between
-    stream += closing(1000)
-    edges = range(len(stream) + 1) if every_byte else [0, *(min(cut, len(stream)) for cut in cuts), len(stream)]
-    bench = Bench().feed(*(bytes(stream[edges[i] : edges[i + 1]]) for i in range(len(edges) - 1)))
-    assert bench.host.messages == [(payload, text) for text, payload, _, _ in messages]
-    assert bench.host.codes == [1000]
-
-
-NOISE = st.lists(
-    st.binary(max_size=30)
-    | st.builds(masked, st.integers(0, 15), st.binary(max_size=20), final=st.booleans())
-    | st.sampled_from([closing(1000), closing(1005), masked(1, b"close"), b"\x81\xff\xff", b"\x82\xfe\x00"]),
-    max_size=8,
-)
-
-
-@given(noise=NOISE, opened=st.booleans())
-def test_noise_ends_a_connection_and_nothing_else(noise: list[bytes], opened: bool) -> None:
-    """Whatever comes, nothing is raised, and an opened connection ends exactly once with a code."""
-    bench = Bench(opened=opened).feed(*noise)
-    bench.connection.connection_lost(None)
-    assert len(bench.host.codes) == len(bench.host.connections) == opened
-    assert all(1000 <= code < 5000 for code in bench.host.codes)
-    assert bench.connection._partial is None
-    assert bench.connection._inflow is None
-
-
-def test_nothing_is_kept_between_frames() -> None:
-    """An idle connection holds no buffer, whatever came before."""
-    bench = Bench().feed(masked(1, b"ab", final=False), masked(0, b"c")[:3], masked(0, b"c")[3:])
-    assert bench.host.messages == [(b"abc", True)]
-    assert bench.connection._partial is None
-    assert bench.connection._inflow is None
-
-
-# ---------------------------------------------------------------- broken rules
-
-
-@pytest.mark.parametrize(
-    ("frame", "code"),
-    [
-        (wire.frame(1, b"x"), 1002),
-        (b"\xc1" + masked(1, b"x")[1:], 1002),
-        (masked(3), 1002),
-        (masked(11), 1002),
-        (masked(0, b"x"), 1002),
-        (masked(1, b"x", final=False) + masked(1, b"x"), 1002),
-        (masked(9, b"x", final=False), 1002),
-        (masked(9, b"x" * 126), 1002),
-        (masked(8, b"\x03"), 1002),
-        (closing(1006), 1002),
-        (masked(8, b"\x03\xe8\xff"), 1007),
-        (masked(1, b"\xff"), 1007),
-        (masked(1, b"\xce\xba", final=False) + masked(0, b"\xed\xa0\x80"), 1007),
-        (masked(1, b"\xf4", final=False) + masked(0, b"\x90", final=False), 1007),
-        (masked(1, b"abc\xffdef")[:11], 1007),
-        (masked(1, b"\xc3"), 1007),
-        (masked(1, b"\xc3", final=False) + masked(0), 1007),
-        (masked(2, b"x" * 65_537)[:14], 1009),
-        (masked(2, b"x" * 40_000, final=False) + masked(0, b"x" * 40_000)[:8], 1009),
-        (b"\x82\xff" + b"\xff" * 8 + b"kkkk", 1009),
-        (masked(2, b"", final=False) + masked(0, b"", final=False) * 256, 1008),
-    ],
-)
-def test_a_broken_rule_ends_the_connection(frame: bytes, code: int) -> None:
-    """The host and the peer learn the fitting code at the first byte that shows it; the rest is thrown away."""
-    bench = Bench().feed(frame, masked(1, b"late"))
-    assert bench.host.codes == [code]
-    assert bench.close_sent == code
-    assert bench.transport.ended
-    assert bench.host.messages == []
-    bench.connection.connection_lost(None)
-    assert bench.host.codes == [code]
-
-
-def test_a_character_may_be_split_between_fragments() -> None:
-    """Only the whole text must be valid."""
-    bench = Bench().feed(masked(1, b"\xc3", final=False), masked(0, b"\xa4"))
-    assert bench.host.messages == [("ä".encode(), True)]
-
-
-def test_a_flood_of_pings_ends_the_connection() -> None:
-    """So many a second are answered and no more; the next second starts anew."""
-    bench = Bench().feed(*[masked(9)] * PONG_LIMIT)
-    bench.clock.advance(1)
-    bench.feed(*[masked(9)] * PONG_LIMIT)
-    assert bench.transport.sent == b"\x8a\x00" * (2 * PONG_LIMIT)
-    assert bench.feed(masked(10)).host.codes == [1008]
-
-
-def test_a_peer_that_does_not_read_gets_no_pongs() -> None:
-    """Answers to pings never pile up in a full transport."""
+@pytest.mark.parametrize("breaks", [True, False])
+def test_a_peer_that_does_not_finish_closing_is_cut_off(breaks: bool) -> None:
+    """Both a closing handshake without an answer and a broken rule end after the limit."""
     bench = Bench()
-    bench.connection.pause_writing()
-    assert bench.feed(masked(9)).transport.sent == b""
-    bench.connection.resume_writing()
-    assert bench.feed(masked(9)).transport.sent == b"\x8a\x00"
-    assert bench.host.turns == ["behind", "writable"]
+    if breaks:
+        bench.feed(wire.frame(1, b"unmasked"))
+    else:
+        bench.connection.close(4001, "")
+    bench.clock.advance(1.9)
+    bench.listener.sweep(bench.clock.monotonic())
+    assert not bench.transport.gone
+    bench.clock.advance(0.2)
+    bench.listener.sweep(bench.clock.monotonic())
+    assert bench.transport.gone
 
 
-async def test_a_failing_host_costs_one_session() -> None:
-    """The failure is reported to the loop, the peer is told, and nothing reaches the transport's own error path."""
-    reported: list[object] = []
-    loop = asyncio.get_running_loop()
-    before = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+# ---------------------------------------------------------------- on sockets
+
+
+@asynccontextmanager
+async def listening(host: Recorder, address: str, admit: bool = True) -> AsyncIterator[Listener]:
+    """A listener for one test; its connections are cut at the end."""
+    options = Options(allowed_origins=frozenset({"https://app.example.com"}))
+    listener = Listener(host=host, options=options, clock=ManualClock(), admit=lambda: admit)
+    await listener.open(address)
     try:
-        bench = Bench().feed(masked(1, b"fail"))
+        yield listener
     finally:
-        loop.set_exception_handler(before)
-    assert bench.host.codes == [1011]
-    assert bench.close_sent == 1011
-    assert isinstance(reported[0], LookupError)
+        await listener.close()
+        for connection in host.connections:
+            connection.abort()
+
+
+async def test_a_real_client_speaks_over_a_unix_socket(run_dir: Path) -> None:
+    """Messages and closing codes pass both ways; the socket is its owner's alone and is removed afterwards."""
+    host, path = Recorder(), run_dir / "gw-1.ws"
+    async with listening(host, f"unix:{path}") as listener:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        async with unix_connect(str(path), "ws://gateway/v1/ws", subprotocols=[JSON], compression="deflate") as client:
+            assert client.subprotocol == JSON
+            await client.send("hällo")
+            await until(lambda: host.messages == [("hällo".encode(), True)])
+            host.connections[0].write(wire.frame(wire.TEXT, b"answer"))
+            assert await client.recv() == "answer"
+            host.connections[0].close(4001, "draining")
+            with pytest.raises(ConnectionClosed) as caught:
+                await client.recv()
+            assert caught.value.rcvd is not None
+            assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (4001, "draining")
+        await until(lambda: host.codes == [4001])
+        assert (listener.accepted, listener.refused) == (1, 0)
+    assert not path.exists()
+
+
+async def test_a_stale_socket_is_replaced_and_a_served_one_is_not(run_dir: Path) -> None:
+    """A crashed process leaves a file that must not stop the next one; a living process is not pushed aside."""
+    address = f"unix:{run_dir / 'gw-1.ws'}"
+    async with listening(Recorder(), address):
+        with pytest.raises(StartError, match="another process serves"):
+            await Listener(host=Recorder(), options=Options(), clock=ManualClock()).open(address)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(run_dir / "gw-1.ws"))
+    async with listening(Recorder(), address) as listener:
+        assert listener.address == address
+
+
+async def test_a_real_client_is_pinged_and_refused_over_tcp() -> None:
+    """The chosen port is known, pings are answered, and a foreign page gets a status with a reason."""
+    host = Recorder()
+    async with listening(host, "127.0.0.1:0") as listener:
+        url = f"ws://{listener.address}/v1/ws"
+        async with connect(url, subprotocols=[JSON], origin=Origin("https://app.example.com")) as client:
+            await asyncio.wait_for(await client.ping(), 5)
+            assert host.connections[0].peer.startswith("127.0.0.1:")
+        await until(lambda: host.codes == [1000])
+        with pytest.raises(InvalidStatus) as caught:
+            await connect(url, subprotocols=[JSON], origin=Origin("https://evil.example"))
+        assert caught.value.response.status_code == 403
+        assert b"ORIGIN_REFUSED" in (caught.value.response.body or b"")
+
+
+async def test_a_listener_that_admits_nobody_says_when_to_come_back() -> None:
+    """Overload is refused before the handshake is worked on."""
+    async with listening(Recorder(), "127.0.0.1:0", admit=False) as listener:
+        with pytest.raises(InvalidStatus) as caught:
+            await connect(f"ws://{listener.address}/v1/ws", subprotocols=[JSON])
+        assert caught.value.response.status_code == 503
+        assert caught.value.response.headers["Retry-After"] == "1"
+
+
+async def test_a_reader_that_stops_puts_its_session_behind() -> None:
+    """The host is told when the transport is full, how much waits there, and when it has drained."""
+    host = Recorder()
+    async with listening(host, "127.0.0.1:0") as listener:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(listener.address.rpartition(":")[2]), limit=1024
+        )
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        frame, sent = wire.frame(wire.BINARY, bytes(60_000)), 0
+        while not host.turns:
+            host.connections[0].write(frame)
+            sent += len(frame)
+            await asyncio.sleep(0)
+        assert host.turns == ["behind"]
+        assert host.connections[0].buffered > 65_536
+        await asyncio.wait_for(reader.readexactly(sent), 10)
+        await until(lambda: host.turns == ["behind", "writable"])
+        writer.close()
+    await until(lambda: host.codes == [1006])
+
+
+async def test_closing_the_listener_leaves_open_connections_alone() -> None:
+    """Unfinished openings are dropped, sessions are the host's to end."""
+    host = Recorder()
+    async with listening(host, "127.0.0.1:0") as listener:
+        port = int(listener.address.rpartition(":")[2])
+        _, unfinished = await asyncio.open_connection("127.0.0.1", port)
+        reader, _ = await asyncio.open_connection("127.0.0.1", port)
+        async with connect(f"ws://127.0.0.1:{port}/v1/ws", subprotocols=[JSON]) as client:
+            await until(lambda: listener.accepted == 3)
+            await listener.close()
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            await client.send("still here")
+            await until(lambda: host.messages == [(b"still here", True)])
+        unfinished.close()
