@@ -157,6 +157,27 @@ def plan_marks(marks: Sequence[notification_pb2.Mark], asker: Asker) -> list[Mar
     return planned
 
 
+def sift_marks(
+    marks: Sequence[notification_pb2.Mark], asker: Asker
+) -> tuple[list[notification_pb2.Mark], list[MarkWrite], list[Violation]]:
+    """Returns the marks that can be stored, what they do to rows, and what is wrong with the others.
+
+    For marks that nobody waits for: one malformed mark must not hold up those behind it.
+    """
+    kept: list[notification_pb2.Mark] = []
+    planned: list[MarkWrite] = []
+    wrong: list[Violation] = []
+    for index, mark in enumerate(marks):
+        violations: list[Violation] = []
+        write = _plan_mark(mark, f"marks[{index}]", asker, violations)
+        if violations:
+            wrong += violations
+        else:
+            kept.append(mark)
+            planned.append(write)
+    return kept, planned, wrong
+
+
 def _plan_mark(mark: notification_pb2.Mark, field: str, asker: Asker, violations: list[Violation]) -> MarkWrite:
     key = mark.recipient_key
     if asker.role == "recipient":
@@ -187,6 +208,21 @@ def ids_of(refs: Sequence[notification_pb2.NotificationRef], field: str, violati
         if ref.revision < 0:
             violations.append(Violation(f"{field}[{index}].revision", "must not be negative"))
     return ids
+
+
+def received_of(refs: Sequence[notification_pb2.NotificationRef]) -> Mapping[bytes, int]:
+    """Returns the revisions that a client has, by id.
+
+    Raises:
+        InvalidArgument: there are too many, or one is malformed.
+    """
+    violations: list[Violation] = []
+    if len(refs) > RECEIVED_REFS:
+        violations.append(Violation("received_refs", f"must be at most {RECEIVED_REFS}"))
+    ids = ids_of(refs, "received_refs", violations)
+    if violations:
+        raise invalid(violations)
+    return dict(zip(ids, (ref.revision for ref in refs), strict=True))
 
 
 def ref_of(row: RowState) -> notification_pb2.NotificationRef:

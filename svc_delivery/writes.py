@@ -15,7 +15,7 @@ from svc_delivery import core
 from svc_delivery.ports import DecisionWrite, FollowUpWrite, Inbox, MarkOutcome, MarkWrite, RowWrite
 
 
-class FreshWrites:
+class FreshWriter:
     """Writes to the inbox under stamps that count."""
 
     def __init__(
