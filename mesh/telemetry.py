@@ -86,6 +86,19 @@ def logger() -> FilteringBoundLogger:
     return bound
 
 
+def path_tracer() -> Callable[..., None]:
+    """Returns what logs one step on the way of one piece of work: `trace(step, **fields)`, event "path".
+
+    Dear at load, so services ask for it only when the setting `trace_log` is on.
+    """
+    log = logger()
+
+    def trace(step: str, **fields: object) -> None:
+        log.info("path", step=step, **fields)
+
+    return trace
+
+
 class _LineLogger:
     """Writes each line with one system call, so that lines of several processes in one file never mix."""
 
