@@ -300,7 +300,7 @@ class Presence(Protocol):
 
 
 class Nodes(Protocol):
-    """The links to gateway nodes. Nothing here waits; False means "not offered": the row stays, its follow-up decides."""
+    """The links to gateway nodes. Nothing here waits. False means "not offered": the row stays, a follow-up decides."""
 
     def offer(self, node_id: str, envelope: envelope_pb2.Envelope, recipient_keys: Sequence[str]) -> bool:
         """Queues a notification for recipients on a node."""

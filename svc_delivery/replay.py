@@ -246,7 +246,7 @@ def _changes(window: Window, cursor_stamp: int, received: Mapping[bytes, int], w
         if (row.stamp if row.hidden else row.expire_us) > cursor_stamp:
             left.append(row)
             entries.append(ReplayEntry(row, with_body=False, gone=True))
-    slid = _slid(window, left, cursor_stamp, window_size)
+    slid = _slid(window, left, window_size)
     for row in window.rows:
         revision = received.get(row.notification_id)
         has_body = revision is not None and (revision == 0 or revision >= row.revision)
@@ -258,19 +258,14 @@ def _changes(window: Window, cursor_stamp: int, received: Mapping[bytes, int], w
     return entries
 
 
-def _slid(window: Window, left: Sequence[RowState], cursor_stamp: int, window_size: int) -> set[bytes]:
-    """Rows that did not change but came into the window because younger ones left it since the cursor.
+def _slid(window: Window, left: Sequence[RowState], window_size: int) -> set[bytes]:
+    """Rows that may have come into the window unchanged, because younger ones left it since the cursor.
 
-    Of each class, the rows that were there at the cursor are those with an older stamp and those that left since; what
-    is not among the newest of them was not in the window then.
+    At the cursor a window had at most the rows that it has now and those that left since: what is not among the newest
+    of them may be new to the client. (A row with a younger stamp may have been there as well, with other marks.)
     """
     slid: set[bytes] = set()
     for high in (0, 1):
-        gone = {row.notification_id for row in left if row.notification_id[-1] & 1 == high}
-        there = gone.union(
-            row.notification_id
-            for row in window.rows
-            if row.stamp <= cursor_stamp and row.notification_id[-1] & 1 == high
-        )
-        slid.update(sorted(there, reverse=True)[window_size:])
+        ids = [row.notification_id for row in (*left, *window.rows) if row.notification_id[-1] & 1 == high]
+        slid.update(sorted(ids, reverse=True)[window_size:])
     return slid

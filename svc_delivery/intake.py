@@ -1,0 +1,140 @@
+"""What a batch from fanout becomes: rows, decision records, one follow-up, offers, refusals.
+
+Pure: time is an argument, no I/O. Path step 5. A batch that arrives again becomes the same rows and decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from heliograph.delivery.v1 import delivery_service_pb2, lane_record_pb2
+from heliograph.type.v1 import envelope_pb2, notification_pb2, plan_pb2
+from mesh.errors import DataLoss, Failure
+from mesh.ids import from_text, join_key
+from mesh.times import micros_of, set_micros
+from svc_delivery import core
+from svc_delivery.ports import DecisionWrite, FollowUpWrite, RowWrite
+
+# S: the largest difference between the clocks of two processes; nothing expires before everybody agrees.
+CLOCK_ALLOWANCE_US = 1_000_000
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """One notification for recipients that may be connected."""
+
+    envelope: envelope_pb2.Envelope
+    notification_id: bytes
+    recipient_keys: Sequence[str]
+
+
+class Intake(msgspec.Struct):
+    """What is to be written and offered for one batch.
+
+    Attributes:
+        rows: one a recipient who gets something.
+        decisions: why others get nothing.
+        follow_up: what to look at again; None when no plan goes beyond the inbox.
+        offers: what goes live once the rows are durable.
+        refusals: events of the batch that cannot be taken, by their index.
+        suppressed_count: recipients in `decisions`.
+    """
+
+    rows: list[RowWrite]
+    decisions: list[DecisionWrite]
+    follow_up: FollowUpWrite | None
+    offers: list[Offer]
+    refusals: list[tuple[int, Failure]]
+    suppressed_count: int = 0
+
+
+def undecodable(what: str) -> DataLoss:
+    """A record of this event cannot be read by this version; whoever has it parks it."""
+    return DataLoss(f"cannot be delivered: {what}", reason="RECORD_UNDECODABLE")
+
+
+def take(batch: delivery_service_pb2.DispatchBatch, now_us: int) -> Intake:
+    """Returns what a batch becomes.
+
+    Args:
+        batch: as it arrived.
+        now_us: wall clock in µs.
+    """
+    intake = Intake(rows=[], decisions=[], follow_up=None, offers=[], refusals=[])
+    record = lane_record_pb2.LaneRecord()
+    follow_ups = record.follow_ups
+    live = [_live_step(plan) for plan in batch.plans]
+    for index, dispatch in enumerate(batch.dispatches):
+        try:
+            _take_dispatch(dispatch, batch.plans, live, now_us, intake, follow_ups)
+        except Failure as failure:
+            intake.refusals.append((index, failure))
+    if follow_ups.items:
+        follow_ups.plans.extend(batch.plans)
+        due_us = min(due for due in (core.first_due(now_us, plan) for plan in batch.plans) if due is not None)
+        set_micros(record.due_time, due_us)
+        intake.follow_up = FollowUpWrite(due_us=due_us, record=record.SerializeToString())
+    return intake
+
+
+def _take_dispatch(
+    dispatch: delivery_service_pb2.Dispatch,
+    plans: Sequence[plan_pb2.Plan],
+    live: Sequence[int | None],
+    now_us: int,
+    intake: Intake,
+    follow_ups: lane_record_pb2.FollowUpBatch,
+) -> None:
+    envelope = dispatch.envelope
+    if envelope.kind != envelope_pb2.ENVELOPE_KIND_NOTIFY:
+        raise undecodable(f"envelope kind {envelope.kind} is unknown to this version")
+    if any(not 0 <= group.plan_index < len(plans) for group in dispatch.groups):
+        raise undecodable("a group names a plan that is not in its batch")
+    try:
+        notification_id = from_text(envelope.notification_id)
+        event_id = from_text(envelope.event_id)
+    except ValueError as error:
+        raise undecodable(str(error)) from None
+    tenant_id, revision, content, category = (
+        envelope.tenant_id,
+        envelope.revision,
+        envelope.notification,
+        envelope.category,
+    )
+    expire_us = micros_of(envelope.expire_time) if envelope.HasField("expire_time") else None
+    expired = expire_us is not None and expire_us + CLOCK_ALLOWANCE_US < now_us
+    for group in dispatch.groups:
+        reason = plan_pb2.SUPPRESS_REASON_EXPIRED if expired else plans[group.plan_index].suppress_reason
+        if reason:
+            recipients = tuple(group.recipient_ids)
+            intake.decisions.append(DecisionWrite(tenant_id, event_id, reason, recipients, now_us))
+            intake.suppressed_count += len(recipients)
+            continue
+        keys = [join_key(tenant_id, recipient_id) for recipient_id in group.recipient_ids]
+        intake.rows += [RowWrite(key, notification_id, revision, category, content, expire_us) for key in keys]
+        step_index = live[group.plan_index]
+        if step_index is None:
+            continue
+        intake.offers.append(Offer(envelope, notification_id, keys))
+        ref = notification_pb2.NotificationRef(notification_id=envelope.notification_id, revision=revision)
+        follow_ups.items.extend(
+            [
+                lane_record_pb2.FollowUp(
+                    recipient_key=key,
+                    ref=ref,
+                    plan_index=group.plan_index,
+                    step_index=step_index,
+                    priority=envelope.priority,
+                )
+                for key in keys
+            ]
+        )
+
+
+def _live_step(plan: plan_pb2.Plan) -> int | None:
+    """Returns the index of a plan's live step; None without one."""
+    for index, step in enumerate(plan.steps):
+        if step.channel == notification_pb2.CHANNEL_LIVE:
+            return index
+    return None

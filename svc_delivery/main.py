@@ -1,0 +1,142 @@
+"""Wires svc_delivery: settings → store → presence, links, offers → servicers → follow-ups → app."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heliograph.access.v1 import access_pb2
+from heliograph.delivery.v1 import (
+    delivery_service_pb2,
+    delivery_service_pb2_grpc,
+    inbox_service_pb2,
+    inbox_service_pb2_grpc,
+)
+from mesh.access import read_access
+from mesh.app import App, run
+from mesh.channel import Channels
+from mesh.clock import Stamper
+from mesh.ids import to_text
+from mesh.server import Server
+from mesh.telemetry import path_tracer
+from mesh.tokens import TokenVerifier
+from svc_delivery.counts import Counts
+from svc_delivery.links import Link
+from svc_delivery.marks import Marks
+from svc_delivery.metrics import Metrics
+from svc_delivery.nodes import Links
+from svc_delivery.offers import Offers
+from svc_delivery.peers import GrpcPresence
+from svc_delivery.ports import MarkWrite, NodeAddress
+from svc_delivery.service import DeliveryService
+from svc_delivery.service_inbox import InboxService
+from svc_delivery.settings import DeliverySettings
+from svc_delivery.settled import Settled
+from svc_delivery.store import open_store
+from svc_delivery.worker import FollowUpWorker, sweep
+from svc_delivery.writes import FreshWriter
+
+# A follow-up is first due after the ack window of 10 s; what is remembered longer saves nothing.
+_REMEMBER = 15.0
+
+
+def wire(app: App, settings: DeliverySettings) -> None:
+    """Builds the process; nothing runs yet."""
+    metrics = Metrics(app.telemetry)
+    trace = path_tracer() if settings.trace_log else None
+    store = open_store(settings.store_url, settings.data_dir)
+    app.resource("store", store.open, store.close)
+    channels = Channels(
+        service=settings.service,
+        process=settings.process,
+        run_dir=settings.run_dir,
+        direct=settings.direct,
+        trust_domain=settings.trust_domain,
+    )
+    app.resource("channels", None, channels.close)
+    presence = GrpcPresence(channels)
+    settled = Settled(keep=_REMEMBER)
+    stamper = Stamper(app.clock)
+    writer = FreshWriter(inbox=store.inbox, stamper=stamper, limit=settings.write_limit, late=metrics.rewritten.inc)
+    counts = Counts(inbox=store.inbox, clock=app.clock)
+
+    def stored(marks: Sequence[MarkWrite]) -> None:
+        metrics.marks.inc(len(marks))
+        for mark in marks:
+            for notification_id in mark.notification_ids:
+                settled.add((mark.recipient_key, notification_id))
+                if trace is not None:
+                    trace("ack_stored", event_id=to_text(notification_id), recipient_key=mark.recipient_key)
+
+    def make_link(node: NodeAddress) -> Link:
+        return Link(
+            node,
+            process=settings.process,
+            epoch=epoch,
+            channels=channels,
+            marks=marks,
+            clock=app.clock,
+            metrics=metrics,
+            queue_limit=settings.link_queue,
+            trace=trace,
+        )
+
+    epoch = round(app.clock.wall() * 1_000_000)
+    links = Links(channels=channels, presence=presence, make_link=make_link, poll=settings.node_poll)
+    offers = Offers(presence=presence, nodes=links, settled=settled, metrics=metrics, limit=settings.link_queue)
+    marks = Marks(writer=writer, counts=counts, changes=offers, stored=stored)
+    delivery = DeliveryService(
+        writer=writer,
+        offers=offers,
+        clock=app.clock,
+        metrics=metrics,
+        process=settings.process,
+        window_count=settings.dispatch_window,
+        trace=trace,
+    )
+    inbox = InboxService(
+        inbox=store.inbox,
+        marks=marks,
+        counts=counts,
+        stamper=stamper,
+        reloaded=lambda reason: metrics.reloads[reason].inc(),
+        margin=settings.write_limit + settings.clock_allowance,
+    )
+    descriptors = (
+        delivery_service_pb2.DESCRIPTOR.services_by_name["DeliveryService"],
+        inbox_service_pb2.DESCRIPTOR.services_by_name["InboxService"],
+    )
+    server = Server(
+        name=settings.service,
+        socket=settings.run_dir / f"{settings.process}.sock",
+        access=read_access(descriptors, access_pb2.callers),
+        direct=settings.direct,
+        trust_domain=settings.trust_domain,
+        tokens=TokenVerifier(settings.tokens_file, clock=app.clock) if settings.tokens_file else None,
+        telemetry=app.telemetry,
+        clock=app.clock,
+    )
+    server.add(delivery_service_pb2_grpc.add_DeliveryServiceServicer_to_server, delivery, descriptors[0])
+    server.add(inbox_service_pb2_grpc.add_InboxServiceServicer_to_server, inbox, descriptors[1])
+    follow_ups = FollowUpWorker(
+        follow_ups=store.follow_ups,
+        inbox=store.inbox,
+        presence=presence,
+        offers=offers,
+        settled=settled,
+        clock=app.clock,
+        metrics=metrics,
+        trace=trace,
+    )
+    app.log.info("store_chosen", store_url=settings.store_url)
+    app.resource("server", server.start, lambda: server.stop(1.0))
+    app.supervise("links", links.run)
+    app.supervise("offers", offers.run)
+    app.supervise("follow_ups", follow_ups.run)
+    app.supervise("sweep", lambda: sweep(store.inbox, app.clock))
+    app.on_ready(server.set_serving)
+    app.on_drain("dispatch", delivery.drain)
+
+
+def main() -> None:
+    """Runs the process until it is told to stop."""
+    run(DeliverySettings.service, DeliverySettings, wire)

@@ -1,0 +1,149 @@
+"""Finds out where recipients are, and hands what is new to the links of their gateway nodes.
+
+Path step 6: write, then look; one look-up for everything that waits. One loop, so the order of rows is the order of
+offers. "Presence does not answer" is not "absent": then nothing is offered, and the follow-up decides.
+
+Must not wait for a node, and must not hold what it cannot hand on: rows are durable, replays and follow-ups bring them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from heliograph.gateway.v1 import gateway_service_pb2
+from mesh.errors import Failure
+from mesh.telemetry import logger
+from svc_delivery.intake import Offer
+from svc_delivery.metrics import Metrics
+from svc_delivery.ports import Nodes, Presence
+from svc_delivery.settled import Settled
+
+# Below what one look-up may ask, so that one offer more always fits.
+_LOOK_UP_KEYS = 4_000
+_LARGEST_LOOK_UP = 5_000
+
+
+class Offers:
+    """The queue in front of the links; implements `ports.ChangeSink` too."""
+
+    def __init__(
+        self,
+        *,
+        presence: Presence,
+        nodes: Nodes,
+        settled: Settled,
+        metrics: Metrics,
+        limit: int,
+    ) -> None:
+        """Connects the queue.
+
+        Args:
+            presence: where recipients are.
+            nodes: the links.
+            settled: learns who is nowhere.
+            metrics: counts.
+            limit: recipients that may wait; more are not offered.
+        """
+        self._presence = presence
+        self._nodes = nodes
+        self._settled = settled
+        self._metrics = metrics
+        self._limit = limit
+        self._log = logger()
+        self._offers: deque[Offer] = deque()
+        self._changes: deque[gateway_service_pb2.Change] = deque()
+        self._waiting = 0
+        self._wake = asyncio.Event()
+
+    def add(self, offers: Sequence[Offer]) -> None:
+        """Queues offers; what does not fit is counted and left to the follow-up."""
+        for offer in offers:
+            count = len(offer.recipient_keys)
+            if self._waiting + count > self._limit:
+                self._metrics.not_offered.inc(count)
+                continue
+            self._offers.append(offer)
+            self._waiting += count
+        self._wake.set()
+
+    def offer(self, changes: Sequence[gateway_service_pb2.Change]) -> None:
+        """See `ports.ChangeSink`."""
+        for change in changes:
+            if self._waiting >= self._limit:
+                self._metrics.not_offered.inc()
+                continue
+            self._changes.append(change)
+            self._waiting += 1
+        self._wake.set()
+
+    @property
+    def waiting(self) -> int:
+        """Recipients that wait."""
+        return self._waiting
+
+    async def run(self) -> None:
+        """Hands on what is queued, for good."""
+        while True:
+            while not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            offers, changes = self._take()
+            keys = {key for offer in offers for key in offer.recipient_keys}
+            keys.update(change.recipient_key for change in changes)
+            try:
+                found = await self._look_up(list(keys))
+            except Failure as failure:
+                self._metrics.presence_failures.inc()
+                self._metrics.not_offered.inc(len(keys))
+                self._log.warning("presence_not_asked", reason=failure.reason, error=failure.message)
+                continue
+            self._hand_on(offers, changes, found)
+
+    def _take(self) -> tuple[list[Offer], list[gateway_service_pb2.Change]]:
+        offers: list[Offer] = []
+        changes: list[gateway_service_pb2.Change] = []
+        count = 0
+        while self._offers and count < _LOOK_UP_KEYS:
+            offer = self._offers.popleft()
+            offers.append(offer)
+            count += len(offer.recipient_keys)
+        while self._changes and count < _LOOK_UP_KEYS:
+            changes.append(self._changes.popleft())
+            count += 1
+        self._waiting -= count
+        return offers, changes
+
+    async def _look_up(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        if len(keys) <= _LARGEST_LOOK_UP:
+            return await self._presence.look_up(keys)
+        found: dict[str, Sequence[str]] = {}
+        for start in range(0, len(keys), _LARGEST_LOOK_UP):
+            found.update(await self._presence.look_up(keys[start : start + _LARGEST_LOOK_UP]))
+        return found
+
+    def _hand_on(
+        self,
+        offers: Sequence[Offer],
+        changes: Sequence[gateway_service_pb2.Change],
+        found: Mapping[str, Sequence[str]],
+    ) -> None:
+        absent = 0
+        for offer in offers:
+            by_node: dict[str, list[str]] = {}
+            for key in offer.recipient_keys:
+                node_ids = found.get(key)
+                if node_ids is None:
+                    self._settled.add((key, offer.notification_id))
+                    absent += 1
+                    continue
+                for node_id in node_ids:
+                    by_node.setdefault(node_id, []).append(key)
+            for node_id, keys in by_node.items():
+                if not self._nodes.offer(node_id, offer.envelope, keys):
+                    self._metrics.not_offered.inc(len(keys))
+        for change in changes:
+            for node_id in found.get(change.recipient_key, ()):
+                self._nodes.change(node_id, change)
+        self._metrics.absent.inc(absent)

@@ -1,0 +1,59 @@
+"""Presence over gRPC. Path step 6: where the recipient is, and which nodes there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from heliograph.presence.v1 import presence_service_pb2 as pb
+from heliograph.presence.v1 import presence_service_pb2_grpc as pb_grpc
+from mesh.channel import Channels, call
+from svc_delivery.ports import NodeAddress
+
+_LOOK_UP_TIMEOUT = 2.0
+_NODES_TIMEOUT = 2.0
+
+
+class GrpcPresence:
+    """Implements `ports.Presence` on PresenceService."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._made: pb_grpc.PresenceServiceStub | None = None
+
+    @property
+    def _stub(self) -> pb_grpc.PresenceServiceStub:
+        # A channel belongs to the running loop, which is not there yet when the process is wired.
+        if self._made is None:
+            self._made = pb_grpc.PresenceServiceStub(self._channels.unary("presence"))
+        return self._made
+
+    async def look_up(self, recipient_keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        """See the port."""
+        response = await call(
+            self._stub.BatchGetPresence,
+            pb.BatchGetPresenceRequest(recipient_keys=recipient_keys),
+            timeout=_LOOK_UP_TIMEOUT,
+            metadata=self._channels.metadata(),
+        )
+        found: dict[str, Sequence[str]] = {}
+        for group in response.groups:
+            node_ids = tuple(group.node_ids)
+            for key in group.recipient_keys:
+                found[key] = node_ids
+        return found
+
+    async def nodes(self) -> Sequence[NodeAddress]:
+        """See the port."""
+        nodes: list[NodeAddress] = []
+        page_token = ""
+        while True:
+            response = await call(
+                self._stub.ListNodes,
+                pb.ListNodesRequest(page_token=page_token),
+                timeout=_NODES_TIMEOUT,
+                metadata=self._channels.metadata(),
+            )
+            nodes += [NodeAddress(node.node_id, node.epoch, node.address) for node in response.nodes]
+            page_token = response.next_page_token
+            if not page_token:
+                return nodes
