@@ -23,6 +23,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ("docs-check",),
     ("unit",),
     ("wheel-test",),
+    ("scenarios", "SHAPE=processes"),
 )
 
 
