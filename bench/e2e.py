@@ -1,0 +1,250 @@
+"""Publish → receipt → stored ack at a paced rate, as real processes: `python -m bench.e2e` (or `make bench`).
+
+Publishers and listeners are processes of their own; sends are scheduled by intended time (open loop) and the intended
+time travels in the content, so a stall is seen. Beside each figure stand an fsync probe of the same seconds and the
+CPU time of every process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench import listeners, publishers
+from bench.installation import Installation
+from bench.measures import FsyncProbe, Spread, cpu_seconds, machine, spread, table
+
+_RESULTS_LIMIT = 120.0
+_SETTLE_LIMIT = 20.0
+
+
+class Load(msgspec.Struct, frozen=True):
+    """One load.
+
+    Attributes:
+        name: as the table calls it.
+        rate: notifications a second.
+        audience: recipients of one event.
+        batch: events of one call.
+        frozen: per cent of the sessions that do not read.
+    """
+
+    name: str
+    rate: float
+    audience: int = 1
+    batch: int = 1
+    frozen: float = 0.0
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What one load gave."""
+
+    load: Load
+    direct: bool
+    seconds: float
+    sessions: int
+    offered_rate: float
+    achieved_rate: float
+    due: int
+    received: int
+    duplicates: int
+    refused: int
+    call: Spread
+    receipt: Spread
+    ack: Spread
+    fsync: Spread
+    cpu_micros: dict[str, float]
+    errors: list[str]
+
+    @property
+    def sum_micros(self) -> float:
+        """CPU of all of the installation's processes, µs a notification."""
+        return sum(self.cpu_micros.values())
+
+
+LOADS: Mapping[str, Load] = {
+    load.name: load
+    for load in (
+        Load("single 100/s", 100.0),
+        Load("one recipient 2,500/s", 2_500.0, batch=100),
+        Load("ten recipients 4,000/s", 4_000.0, audience=10, batch=10),
+        Load("one recipient 5,000/s", 5_000.0, batch=100),
+        Load("ten recipients 8,000/s", 8_000.0, audience=10, batch=20),
+    )
+}
+FLOORS = ("single 100/s", "one recipient 2,500/s", "ten recipients 4,000/s")
+
+
+def measure(installation: Installation, load: Load, *, seconds: float, sessions: int) -> Figures:
+    """Runs one load against a running installation and returns what it gave."""
+    recipients = [f"r{index:05d}" for index in range(sessions)]
+    listening = _start("bench.listeners", _listener_order(installation, recipients, load))
+    assert listening.stdout is not None
+    first = listening.stdout.readline()
+    if first.strip() != b'"ready"':
+        raise RuntimeError(f"listeners did not connect: {first!r}")
+    probe = FsyncProbe(installation.folder / "data")
+    pids = installation.pids()
+    before = cpu_seconds(pids)
+    began = time.monotonic()
+    probe.start()
+    publishing = _start("bench.publishers", _publisher_order(installation, recipients, load, seconds))
+    sent = msgspec.json.decode(_output(publishing), type=publishers.Result)
+    _settle(installation, pids)
+    took = time.monotonic() - began
+    fsync = probe.stop()
+    after = cpu_seconds(pids)
+    heard = msgspec.json.decode(_output(listening), type=listeners.Result)
+    count = max(heard.received, 1)
+    return Figures(
+        load=load,
+        direct=installation.direct,
+        seconds=round(took, 1),
+        sessions=sessions,
+        offered_rate=load.rate,
+        achieved_rate=round(sent.due / seconds, 1),
+        due=sent.due,
+        received=heard.received,
+        duplicates=heard.duplicates,
+        refused=sent.refused,
+        call=spread(sent.calls),
+        receipt=spread(heard.receipts),
+        ack=spread(heard.acks),
+        fsync=fsync,
+        cpu_micros={name: round((after[name] - before.get(name, 0.0)) * 1_000_000 / count, 1) for name in after},
+        errors=sent.errors,
+    )
+
+
+def show(figures: Sequence[Figures]) -> str:
+    """Returns the table of results."""
+    rows = [
+        (
+            one.load.name,
+            "direct" if one.direct else "mesh",
+            f"{one.achieved_rate:,.0f}",
+            f"{one.due:,}",
+            f"{one.due - one.received:,}",
+            one.duplicates,
+            f"{one.receipt.p50:.1f} / {one.receipt.p99:.1f}",
+            f"{one.ack.p50:.1f} / {one.ack.p99:.1f}",
+            f"{one.receipt.p999:.0f}",
+            f"{one.sum_micros:.0f}",
+            f"{one.fsync.p50:.2f} / {one.fsync.p99:.2f}",
+        )
+        for one in figures
+    ]
+    columns = ("load", "shape", "due/s", "due", "missing", "twice")
+    columns += ("receipt p50/p99 ms", "ack p50/p99 ms", "p99.9", "CPU µs each", "fsync p50/p99 ms")
+    return table(columns, rows)
+
+
+def show_cpu(figures: Sequence[Figures]) -> str:
+    """Returns the table of CPU per process, µs a notification."""
+    names = sorted({_group(name) for one in figures for name in one.cpu_micros})
+    rows = []
+    for one in figures:
+        sums = dict.fromkeys(names, 0.0)
+        for name, micros in one.cpu_micros.items():
+            sums[_group(name)] += micros
+        rows.append((one.load.name, "direct" if one.direct else "mesh", *(f"{sums[name]:.0f}" for name in names)))
+    return table(("CPU µs a notification", "shape", *names), rows)
+
+
+def _group(name: str) -> str:
+    if name.endswith(".envoy") or name == "edge" or "sidecar" in name:
+        return "envoys"
+    return "gateways" if name.startswith("gw-") else name
+
+
+def _settle(installation: Installation, pids: Mapping[str, int]) -> None:
+    """Waits until the last frames have gone: the gateways' CPU time stands still."""
+    gateways = {name: pid for name, pid in pids.items() if name.startswith("gw-")}
+    end = time.monotonic() + _SETTLE_LIMIT
+    last = -1.0
+    while time.monotonic() < end:
+        used = sum(cpu_seconds(gateways).values())
+        if used - last < 0.011:
+            return
+        last = used
+        time.sleep(0.25)
+
+
+def _listener_order(installation: Installation, recipients: Sequence[str], load: Load) -> listeners.Order:
+    return listeners.Order(
+        targets=installation.live_targets(),
+        server_name="" if installation.direct else "localhost",
+        ca_file="" if installation.direct else str(installation.folder / "certs" / "ca.pem"),
+        sessions=[("bench", installation.token(recipient)) for recipient in recipients],
+        frozen=round(len(recipients) * load.frozen / 100),
+    )
+
+
+def _publisher_order(
+    installation: Installation, recipients: Sequence[str], load: Load, seconds: float
+) -> publishers.Order:
+    up = installation.up
+    producer = installation.folder / "certs" / "producer-acme-demo" / "current"
+    return publishers.Order(
+        target=f"unix:{up.run_dir}/ingest.sock" if installation.direct else up.edge,
+        metadata=[("x-heliograph-caller", "producer/acme/demo")] if installation.direct else [],
+        ca_file="" if installation.direct else str(installation.folder / "certs" / "ca.pem"),
+        cert_file="" if installation.direct else str(producer / "cert.pem"),
+        key_file="" if installation.direct else str(producer / "key.pem"),
+        server_name="" if installation.direct else "producers.localhost",
+        recipients=list(recipients),
+        rate=load.rate,
+        audience=load.audience,
+        batch=load.batch,
+        seconds=seconds,
+    )
+
+
+def _start(module: str, order: msgspec.Struct) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(order) + b"\n")
+    process.stdin.flush()
+    return process
+
+
+def _output(process: subprocess.Popen[bytes]) -> bytes:
+    output, _ = process.communicate(timeout=_RESULTS_LIMIT)
+    return output.splitlines()[-1]
+
+
+def main() -> None:
+    """Runs the loads that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=("direct", "mesh", "both"), default="both")
+    parser.add_argument("--load", action="append", choices=LOADS, help="which load; default: those with a floor")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--sessions", type=int, default=1_000)
+    parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    chosen = parser.parse_args()
+    figures: list[Figures] = []
+    for shape in ("direct", "mesh") if chosen.shape == "both" else (chosen.shape,):
+        for name in chosen.load or FLOORS:
+            # A fresh installation each: no load inherits another one's follow-ups or full disks.
+            with Installation(direct=shape == "direct", gateways=chosen.gateways) as installation:
+                measure(installation, Load("warm-up", 200.0, batch=10), seconds=2.0, sessions=100)
+                figures.append(measure(installation, LOADS[name], seconds=chosen.seconds, sessions=chosen.sessions))
+            print(show(figures[-1:]), flush=True)
+    print("\n" + show(figures) + "\n\n" + show_cpu(figures))
+    print("\n" + "  ".join(f"{key} {value}" for key, value in machine().items()))
+    for one in figures:
+        for error in one.errors:
+            print(f"{one.load.name}: {error}")
+    if chosen.json:
+        chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode({"machine": machine(), "figures": figures})))
+
+
+if __name__ == "__main__":
+    main()

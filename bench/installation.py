@@ -1,0 +1,131 @@
+"""A Heliograph of its own for a benchmark: `heliograph up` on free ports in a temporary folder, and ways into it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from heliograph_cli import record
+from mesh.tokens import TokenSigner
+
+_START_LIMIT = 60.0
+_STOP_LIMIT = 60.0
+# Ports of one installation lie close together above its base.
+_PORT_SPAN = 100
+
+
+class Installation:
+    """Runs while the context is open.
+
+    Attributes:
+        folder: state folder; data, certificates and logs are below.
+        direct: without sidecars and edge.
+    """
+
+    def __init__(self, *, direct: bool, gateways: int = 2, trace: bool = False) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hg-bench-"))
+        self.direct = direct
+        self._gateways = gateways
+        self._trace = trace
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "heliograph_cli",
+            "up",
+            "--state-dir",
+            str(self.folder),
+            "--base-port",
+            str(_free_ports()),
+            "--gateways",
+            str(self._gateways),
+        ]
+        command += ["--direct"] if self.direct else []
+        command += ["--trace"] if self._trace else []
+        with (self.folder / "up.out").open("wb") as output:
+            # A session of its own: Ctrl-C at the benchmark stops it through __exit__, in order.
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, stdin=subprocess.DEVNULL
+            )
+        try:
+            self._wait_until_serving()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_LIMIT)
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def up(self) -> record.UpRecord:
+        """What runs now."""
+        found = record.read(self.folder / "up.json")
+        if found is None:
+            raise RuntimeError(f"nothing runs in {self.folder}")
+        return found
+
+    def pids(self) -> dict[str, int]:
+        """Returns every process by name."""
+        return {name: process.pid for name, process in self.up.processes.items() if process.pid}
+
+    def token(self, recipient_id: str, *, tenant: str = "acme") -> str:
+        """Returns a token for a recipient, good for an hour."""
+        signer = TokenSigner(self.folder / "certs" / "tokens" / "signing.pem")
+        return signer.sign(recipient_id, tenant, "recipient", 3600.0, time.time())
+
+    def live_targets(self) -> list[str]:
+        """Returns "host:port" of every place where sessions connect."""
+        return [url.partition("://")[2].partition("/")[0] for url in self.up.live_urls.values()]
+
+    def _wait_until_serving(self) -> None:
+        end = time.monotonic() + _START_LIMIT
+        while time.monotonic() < end:
+            found = record.read(self.folder / "up.json")
+            if found is not None and found.state == "serving":
+                return
+            if self._process is not None and self._process.poll() is not None:
+                break
+            time.sleep(0.05)
+        output = (self.folder / "up.out").read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(f"the installation did not start:\n{output[-2000:]}")
+
+
+def _free_ports() -> int:
+    """Returns a base with a run of free loopback ports above it."""
+    for base in _bases():
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(base, base + _PORT_SPAN):
+                    one = held.enter_context(socket.socket())
+                    one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return base
+    raise RuntimeError("no run of free ports was found")
+
+
+def _bases() -> Iterator[int]:
+    # Below the range from which the system draws ports for outgoing connections.
+    yield from range(20_000, 32_000, _PORT_SPAN)
