@@ -140,7 +140,7 @@ def show(figures: Sequence[Figures]) -> str:
         )
         for one in figures
     ]
-    columns = ("load", "shape", "due/s", "due", "missing", "twice")
+    columns: tuple[str, ...] = ("load", "shape", "due/s", "due", "missing", "twice")
     columns += ("receipt p50/p99 ms", "ack p50/p99 ms", "p99.9", "CPU µs each", "fsync p50/p99 ms")
     return table(columns, rows)
 
