@@ -17,7 +17,8 @@ from svc_ingest import limits
 _LINE_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _TEXT_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SPACE = re.compile(r"\s")
-_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
+# The closing quote may be missing: each character is looked at once, whatever the text.
+_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|([\[{])|([\]}])', re.DOTALL)
 _JSON_OBJECT = msgspec.json.Decoder(dict[str, object])
 
 _LINK_RULE = 'must be an absolute https or http URL without credentials, or a path that starts with one "/"'

@@ -36,7 +36,7 @@ def field_invalid(field: str, rule: str) -> InvalidArgument:
 
 def category_unknown(category: str) -> InvalidArgument:
     """The category is not in the registry."""
-    return _invalid("CATEGORYUNKNOWN", "event.category", "is not a known category", category=category)
+    return _invalid("CATEGORY_UNKNOWN", "event.category", "is not a known category", category=category)
 
 
 def audience_too_large(count: int) -> InvalidArgument:
@@ -295,11 +295,9 @@ def _check_expiration(
     ttl_ns = seconds * _SECOND + nanos
     if not (-_SECOND < nanos < _SECOND and seconds * nanos >= 0 and 0 < ttl_ns <= _USEFUL):
         faults.append(field_invalid("event.ttl", f"must be more than 0 and at most {limits.USEFUL_DAYS} days"))
-    if event_ns is None:
-        return None, ttl_ns
-    if event_ns + ttl_ns <= now_ns:
+    elif event_ns is not None and event_ns + ttl_ns <= now_ns:
         late.append(event_expired("event.ttl"))
-    return event_ns + ttl_ns, ttl_ns
+    return None if event_ns is None else event_ns + ttl_ns, ttl_ns
 
 
 def _add(field: str, rule: str, faults: list[InvalidArgument]) -> None:
