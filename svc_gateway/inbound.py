@@ -1,0 +1,189 @@
+"""What a client's frame does to its session: hello, marks, a fresh token, pings. Pure: time is an argument.
+
+A frame that breaks a rule is refused and the session goes on; before hello it ends the session. Must not write or store
+anything: it answers with decisions. Steps 7 and 10 of one notification (`architecture.md` §3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heliograph.gateway.v1.client_frames_pb2 import ClientMark, ConnectRequest, Hello
+from mesh.errors import Failure, InvalidArgument
+from svc_gateway import answers
+from svc_gateway.decisions import (
+    Admission,
+    CloseCode,
+    Decision,
+    Decisions,
+    Desk,
+    Identity,
+    Register,
+    Send,
+    State,
+    Store,
+)
+from svc_gateway.given import GivenIds
+from svc_gateway.hello import check_hello, check_mark, read_cursor
+from svc_gateway.session import Session
+
+_NOTHING: Decisions = ()
+# Hello is the first frame, and frames are numbered from 1.
+_HELLO_NUMBER = 1
+
+
+def receive(session: Session, frame: ConnectRequest, now: float, desk: Desk) -> Decisions:
+    """Takes a client's frame."""
+    session.heard = now
+    if session.state is State.CLOSING:
+        return _NOTHING
+    kind = frame.WhichOneof("frame")
+    if session.state is State.OPENING:
+        if kind != "hello" or frame.frame_number != _HELLO_NUMBER:
+            return refuse(session, frame.frame_number, answers.hello_first())
+        return _take_hello(session, frame.hello, now, desk)
+    if frame.frame_number <= session.frame_number:
+        return refuse(session, frame.frame_number, answers.number_not_rising(session.frame_number))
+    session.frame_number = frame.frame_number
+    try:
+        if kind == "mark":
+            return (_take_mark(session, frame.mark, frame.frame_number),)
+        if kind == "ping":
+            return (Send(answers.pong()),)
+        if kind == "reauthenticate":
+            _extend(session, frame.reauthenticate.token, now, desk)
+        elif kind == "hello":
+            raise answers.hello_first()
+    except Failure as failure:
+        return refuse(session, frame.frame_number, failure)
+    return _NOTHING
+
+
+def refuse(session: Session, frame_number: int, failure: Failure) -> Decisions:
+    """Refuses a client's frame; who sends too many such frames is closed, and who has not said hello, at once."""
+    if session.state is State.CLOSING:
+        return _NOTHING
+    session.frame_number = max(session.frame_number, frame_number)
+    session.refused_count += 1
+    refused = Send(answers.refused(frame_number, failure))
+    if session.state is State.OPENING or session.refused_count > session.limits.refused_count:
+        return (refused, *session.close(CloseCode.PROTOCOL, failure.reason))
+    return (refused,)
+
+
+def _take_hello(session: Session, hello: Hello, now: float, desk: Desk) -> Decisions:
+    try:
+        check_hello(hello)
+        identity = desk.verify(hello.token)
+        admission = desk.admit()
+    except Failure as failure:
+        farewell = answers.turned_away(failure) or answers.refused(_HELLO_NUMBER, failure)
+        return (Send(farewell), *session.close(answers.close_code(failure), failure.reason))
+    _begin(session, identity, admission, now)
+    session.device_id = hello.device_id
+    decisions: list[Decision] = [
+        Send(answers.welcome(admission, identity, session.limits.heartbeat_interval, hello.features)),
+        Register(),
+    ]
+    if hello.cursor:
+        try:
+            session.cursor_epoch, session.cursor_stamp = read_cursor(hello.cursor)
+        except InvalidArgument as failure:
+            decisions.append(Send(answers.refused(_HELLO_NUMBER, failure)))
+    if hello.received_refs or hello.unconfirmed_marks:
+        session.given = _named_in(hello, now, resumes=bool(session.cursor_epoch))
+    # A hello without marks has nothing to confirm.
+    session.confirmed = 0 if hello.unconfirmed_marks else _HELLO_NUMBER
+    if hello.unconfirmed_marks:
+        decisions.append(_store(session, hello.unconfirmed_marks, _HELLO_NUMBER, ""))
+    return decisions
+
+
+def _begin(session: Session, identity: Identity, admission: Admission, now: float) -> None:
+    """Presence is told, and then the inbox is read."""
+    limits = session.limits
+    session.frame_number = _HELLO_NUMBER
+    session.recipient_key, session.connect_number = identity.recipient_key, admission.connect_number
+    session.token_due, session.age_due = now + identity.seconds_left, now + admission.age
+    session.ping_due = now + limits.heartbeat_interval
+    session.round_due = now + limits.round_interval * (0.5 + admission.random)
+    session.round_at = limits.round_frames
+    session.state, session.step_due = State.JOINING, now + limits.join_timeout
+
+
+def _named_in(hello: Hello, now: float, *, resumes: bool) -> GivenIds:
+    """Returns the ids that a hello names: the client may mark them, and has those it received if it resumes."""
+    given = GivenIds()
+    for mark in hello.unconfirmed_marks:
+        for ref in mark.refs:
+            given.allow(ref.notification_id, now)
+    for ref in hello.received_refs:
+        if resumes:
+            given.add(ref.notification_id, ref.revision, "", now, acked=True)
+        else:
+            # Without a cursor the client drops what it had: it needs everything.
+            given.allow(ref.notification_id, now)
+    return given
+
+
+def _take_mark(session: Session, mark: ClientMark, frame_number: int) -> Store:
+    check_mark(mark)
+    given, source = session.given, ""
+    for ref in mark.refs:
+        if given is None or not given.allows(ref.notification_id):
+            raise answers.unknown_notification(ref.notification_id)
+    if session.pending is not None and len(session.pending) >= session.limits.pending_count:
+        raise answers.too_many_marks()
+    if given is not None:
+        for ref in mark.refs:
+            source = given.ack(ref.notification_id) or source
+    return _store(session, (mark,), frame_number, source)
+
+
+def _store(session: Session, marks: Sequence[ClientMark], frame_number: int, source: str) -> Store:
+    if session.pending is None:
+        session.pending = {}
+    session.pending[frame_number] = len(marks)
+    session.last_mark = frame_number
+    return Store([answers.mark(session.recipient_key, session.device_id, mark) for mark in marks], frame_number, source)
+
+
+def _extend(session: Session, token: str, now: float, desk: Desk) -> None:
+    identity = desk.verify(token)
+    if identity.recipient_key != session.recipient_key:
+        raise answers.other_recipient()
+    session.token_due = now + identity.seconds_left
+
+
+# ---------------------------------------------------------------- marks become durable
+
+
+def stored(session: Session, frame_number: int) -> None:
+    """Notes that one mark of a frame is durable; `confirmation` tells the client."""
+    pending = session.pending
+    if pending is None or frame_number not in pending:
+        return
+    pending[frame_number] -= 1
+    if pending[frame_number] == 0:
+        del pending[frame_number]
+        session.pending = pending or None
+
+
+def unstored(session: Session, frame_number: int) -> Decisions:
+    """Takes back a frame whose marks could not be kept: the client sends them again in another one."""
+    if session.pending is not None:
+        session.pending.pop(frame_number, None)
+        session.pending = session.pending or None
+    if session.state is State.CLOSING:
+        return _NOTHING
+    return (Send(answers.refused(frame_number, answers.too_many_marks())),)
+
+
+def confirmation(session: Session) -> Decisions:
+    """Returns what is to be confirmed: one number for all frames up to it."""
+    number = min(session.pending) - 1 if session.pending else session.last_mark
+    # While the socket is full nothing is written; the number is sent when it drains.
+    if number <= session.confirmed or session.full or session.state is State.CLOSING:
+        return _NOTHING
+    session.confirmed = number
+    return (Send(answers.confirmed(number)),)
