@@ -243,17 +243,19 @@ def _changes(window: Window, cursor_stamp: int, received: Mapping[bytes, int], w
     left: list[RowState] = []
     for row in window.gone:
         # An expiry sets no stamp; its own time says whether the client may still have the row.
-        if (row.stamp if row.hidden else row.expire_us) > cursor_stamp:
+        since = (row.stamp if row.hidden else row.expire_us) > cursor_stamp
+        if since or row.notification_id in received:  # a frame that was offered late does not say that it is hidden
             left.append(row)
             entries.append(ReplayEntry(row, with_body=False, gone=True))
     slid = _slid(window, left, window_size)
     for row in window.rows:
         revision = received.get(row.notification_id)
         has_body = revision is not None and (revision == 0 or revision >= row.revision)
-        if row.stamp > cursor_stamp:
-            if not has_body or row.mark_stamp > cursor_stamp:
-                entries.append(ReplayEntry(row, with_body=not has_body))
-        elif row.notification_id in slid and not has_body:
+        if has_body:
+            # Nor does a frame say that another device has read it before.
+            if row.read or row.mark_stamp > cursor_stamp:
+                entries.append(ReplayEntry(row, with_body=False))
+        elif revision is not None or row.stamp > cursor_stamp or row.notification_id in slid:
             entries.append(ReplayEntry(row, with_body=True))
     return entries
 
