@@ -1,0 +1,1 @@
+"""The `heliograph` command: runs the mesh on one machine and talks to it."""

@@ -1,0 +1,174 @@
+"""`inbox`, `unread`, `mark` and `prefs`: a recipient's side; and `token`."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from heliograph_cli.commands.options import TENANT, AsJson, Authority, Edge, StateDir, Tenant, Token
+from heliograph_cli.folders import DEFAULT_STATE_DIR
+
+if TYPE_CHECKING:
+    from heliograph_cli.connection import Actor, Reach
+
+Recipient = Annotated[str, typer.Argument(help="Whose.")]
+
+
+class Kind(StrEnum):
+    """What can be said about notifications."""
+
+    read = "read"
+    unread = "unread"
+    hidden = "hidden"
+    seen = "seen"
+    received = "received"
+
+
+class Role(StrEnum):
+    """Whom a token can be for."""
+
+    recipient = "recipient"
+    producer = "producer"
+
+
+class Switch(StrEnum):
+    """On or off."""
+
+    on = "on"
+    off = "off"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("inbox")(inbox)
+    app.command("unread")(unread)
+    app.command("mark")(mark)
+    app.command("token")(token_)
+    preferences = typer.Typer(help="Show and change what a recipient wants.", no_args_is_help=True)
+    preferences.command("get")(prefs_get)
+    preferences.command("set")(prefs_set)
+    app.add_typer(preferences, name="prefs")
+
+
+def inbox(
+    recipient: Recipient,
+    unread_only: Annotated[bool, typer.Option("--unread", help="Only what is not read.")] = False,
+    as_json: AsJson = False,
+    tenant: Tenant = TENANT,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    edge: Edge = "",
+    ca: Authority = None,
+    token: Token = "",
+) -> None:
+    """List a recipient's notifications, newest first."""
+    from heliograph_cli import reading
+
+    actor, reach = _acting(recipient, tenant), _reach(state_dir, edge, ca, token)
+    asyncio.run(reading.show_inbox(actor, reach, unread_only=unread_only, as_json=as_json))
+
+
+def unread(
+    recipient: Recipient,
+    tenant: Tenant = TENANT,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    edge: Edge = "",
+    ca: Authority = None,
+    token: Token = "",
+) -> None:
+    """Print how many notifications a recipient has not read."""
+    from heliograph_cli import reading
+
+    asyncio.run(reading.show_unread(_acting(recipient, tenant), _reach(state_dir, edge, ca, token)))
+
+
+def mark(
+    recipient: Recipient,
+    notification_ids: Annotated[list[str] | None, typer.Argument(help="Which ones.")] = None,
+    kind: Annotated[Kind, typer.Option("--as", help="What to say about them.")] = Kind.read,
+    everything: Annotated[bool, typer.Option("--all", help="Mark all that are listed as read.")] = False,
+    tenant: Tenant = TENANT,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    edge: Edge = "",
+    ca: Authority = None,
+    token: Token = "",
+) -> None:
+    """Mark notifications as read, unread or hidden."""
+    from heliograph_cli import reading
+
+    actor, reach = _acting(recipient, tenant), _reach(state_dir, edge, ca, token)
+    if everything == bool(notification_ids) or (everything and kind is not Kind.read):
+        raise typer.BadParameter("give ids, or --all alone")
+    if notification_ids:
+        asyncio.run(reading.mark(actor, reach, kind.value, notification_ids))
+    else:
+        asyncio.run(reading.mark_all(actor, reach))
+
+
+def prefs_get(
+    recipient: Recipient,
+    as_json: AsJson = False,
+    tenant: Tenant = TENANT,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    edge: Edge = "",
+    ca: Authority = None,
+    token: Token = "",
+) -> None:
+    """Show what a recipient wants, by category."""
+    from heliograph_cli import reading
+
+    actor, reach = _acting(recipient, tenant), _reach(state_dir, edge, ca, token)
+    asyncio.run(reading.show_preferences(actor, reach, as_json))
+
+
+def prefs_set(
+    recipient: Recipient,
+    category: Annotated[str, typer.Argument(help="Which category.")],
+    state: Annotated[Switch | None, typer.Option("--state", help="All of it.")] = None,
+    live: Annotated[Switch | None, typer.Option("--live", help="The live channel.")] = None,
+    as_json: AsJson = False,
+    tenant: Tenant = TENANT,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    edge: Edge = "",
+    ca: Authority = None,
+    token: Token = "",
+) -> None:
+    """Change what a recipient wants of one category."""
+    from heliograph_cli import reading
+
+    if state is None and live is None:
+        raise typer.BadParameter("give --state or --live")
+    actor, reach = _acting(recipient, tenant), _reach(state_dir, edge, ca, token)
+    asyncio.run(reading.choose(actor, reach, category, enabled=_flag(state), live=_flag(live), as_json=as_json))
+
+
+def token_(
+    name: Annotated[str, typer.Argument(help="Recipient or producer.")],
+    role: Annotated[Role, typer.Option("--role", help="Whom it is for.")] = Role.recipient,
+    ttl: Annotated[float, typer.Option(min=1, help="Seconds until it expires.")] = 3600.0,
+    tenant: Tenant = TENANT,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Print a token signed with the development key."""
+    from heliograph_cli.connection import Actor, sign
+    from heliograph_cli.folders import folders
+
+    typer.echo(sign(folders(state_dir), Actor(role.value, name, tenant), ttl))
+
+
+def _acting(recipient: str, tenant: str) -> Actor:
+    from heliograph_cli.connection import Actor
+
+    return Actor("recipient", recipient, tenant)
+
+
+def _reach(state_dir: StateDir, edge: str, ca: Authority, token: str) -> Reach:
+    from heliograph_cli.connection import Reach
+
+    return Reach(state_dir=state_dir, edge=edge, ca=ca, token=token)
+
+
+def _flag(switch: Switch | None) -> bool | None:
+    return None if switch is None else switch is Switch.on

@@ -1,0 +1,282 @@
+"""`heliograph up`: everything on one machine, and `heliograph down`.
+
+One `up` a state folder, held by a lock that is gone with its process. It makes what is missing (folders, keys,
+certificates, Envoy's files), starts everything at once, waits until all of it serves, and stops it in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from heliograph_cli import health, leftovers, record
+from heliograph_cli.console import Console
+from heliograph_cli.failures import FAILED, UNAVAILABLE, USAGE, CommandFailed
+from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, deploy_file, folders
+from heliograph_cli.plan import SINGLE, Choices, Plan, Process, plan_direct
+from heliograph_cli.record import ProcessRecord, State, UpRecord
+from heliograph_cli.supervisor import Supervisor
+from mesh.errors import StartError
+from mesh.filelock import FileLock
+
+READY_LIMIT_S = 60.0
+DEFAULT_PORT = 7400
+
+_TRUST_DOMAIN = "heliograph.local"
+_LARGEST_LOG = 16 << 20
+_DOWN_LIMIT_S = 90.0
+_POLL_S = 0.05
+
+
+class UpOptions(msgspec.Struct, frozen=True):
+    """What `heliograph up` was asked for; None stands for what comes with the package."""
+
+    state_dir: Path = DEFAULT_STATE_DIR
+    direct: bool = False
+    gateways: int = 2
+    base_port: int = DEFAULT_PORT
+    topology: Path | None = None
+    categories: Path | None = None
+    producers: Path | None = None
+    trace: bool = False
+    quiet: bool = False
+    ready_limit: float = READY_LIMIT_S
+
+
+async def up(options: UpOptions) -> None:
+    """Runs everything until a signal.
+
+    Raises:
+        CommandFailed: it cannot start; everything that was started is stopped again.
+    """
+    place = folders(options.state_dir)
+    console = Console(quiet=options.quiet)
+    place.make()
+    lock = FileLock(place.lock)
+    owner = await lock.acquire(0.0)
+    if owner is not None:
+        raise CommandFailed(
+            f"the state folder {place.state} is in use by `heliograph up` (pid {owner}); "
+            "stop that one with `heliograph down`, or give another --state-dir",
+            USAGE,
+        )
+    try:
+        await _end_leftovers(place, console)
+        try:
+            plan = _prepare(options, place)
+        except StartError as error:
+            raise CommandFailed(str(error), USAGE) from None
+        _refuse_taken_ports(plan.processes)
+        _rotate_logs(plan.processes)
+        await _Run(options, place, plan, console).run()
+    finally:
+        lock.release()
+
+
+async def down(state_dir: Path) -> bool:
+    """Stops the `up` of a state folder and waits for its end; False when none runs.
+
+    Raises:
+        CommandFailed: it does not end in time.
+    """
+    place = folders(state_dir)
+    if not place.lock.exists():
+        return False
+    lock = FileLock(place.lock)
+    owner = await lock.acquire(0.0)
+    if owner is None:
+        lock.release()
+        return False
+    # The lock is held, so the id in it is that of a living `up`.
+    os.kill(int(owner), signal.SIGTERM)
+    if await lock.acquire(_DOWN_LIMIT_S) is not None:
+        raise CommandFailed(f"`heliograph up` (pid {owner}) does not stop within {_DOWN_LIMIT_S:g} s", FAILED)
+    lock.release()
+    return True
+
+
+async def wait_until_serving(state_dir: Path, pid: int, limit: float) -> UpRecord:
+    """Waits until an `up` that was just started serves.
+
+    Raises:
+        CommandFailed: it ended, or is not ready in time.
+    """
+    path = folders(state_dir).record
+    end = asyncio.get_running_loop().time() + limit
+    while asyncio.get_running_loop().time() < end:
+        found = record.read(path)
+        if found is not None and found.pid == pid and found.state == "serving":
+            return found
+        if not record.alive(pid):
+            raise CommandFailed(f"`heliograph up` (pid {pid}) ended before it was ready", FAILED)
+        await asyncio.sleep(_POLL_S)
+    raise CommandFailed(f"`heliograph up` (pid {pid}) is not ready within {limit:g} s", UNAVAILABLE)
+
+
+class _Run:
+    """One run: the supervisor, and what is said and written down about it."""
+
+    def __init__(self, options: UpOptions, place: Folders, plan: Plan, console: Console) -> None:
+        self._options = options
+        self._place = place
+        self._plan = plan
+        self._console = console
+        self._start_time = time.time()
+        self._state: State = "starting"
+        self._supervisor = Supervisor(
+            plan.processes,
+            # Nothing that gRPC itself says to a terminal is about us.
+            environ={**os.environ, "GRPC_VERBOSITY": "ERROR"},
+            is_ready=self._is_ready,
+            before_stop=self._before_stop,
+            say=console.say,
+            changed=self._write_down,
+        )
+
+    async def run(self) -> None:
+        """Runs until a signal, or until something cannot start."""
+        mode = "direct, without sidecars" if self._options.direct else "with sidecars and edge"
+        self._console.head(
+            f"heliograph: {len(SINGLE) + 1} services, {self._options.gateways} gateway nodes, {mode}; "
+            f"state in {self._place.state}"
+        )
+        try:
+            await self._supervisor.run(ready_limit=self._options.ready_limit, when_ready=self._announce)
+        finally:
+            self._state = "stopped"
+            self._write_down()
+        self._console.head("everything is stopped")
+
+    async def _is_ready(self, process: Process) -> bool:
+        if process.socket is not None:
+            return await health.serves(process.socket, direct=self._options.direct)
+        return True
+
+    async def _before_stop(self, process: Process) -> None:
+        if self._state != "stopping":
+            self._state = "stopping"
+            self._write_down()
+
+    def _announce(self) -> None:
+        self._state = "serving"
+        self._write_down()
+        for line in welcome(self._written(), self._options.state_dir, time.time() - self._start_time):
+            self._console.write(line)
+
+    def _write_down(self) -> None:
+        record.write(self._place.record, self._written())
+
+    def _written(self) -> UpRecord:
+        plan = self._plan
+        return UpRecord(
+            pid=os.getpid(),
+            state=self._state,
+            direct=self._options.direct,
+            start_time=self._start_time,
+            run_dir=str(self._place.run),
+            trust_domain=_TRUST_DOMAIN,
+            edge=plan.edge,
+            live_urls=plan.live_urls,
+            inbound=plan.inbound,
+            processes={
+                name: ProcessRecord(
+                    name=name,
+                    kind=child.process.kind,
+                    service=child.process.service,
+                    pid=child.pid,
+                    state=child.state,
+                    restart_count=child.restart_count,
+                    argv=child.process.argv,
+                    log=str(child.process.log),
+                )
+                for name, child in self._supervisor.children.items()
+            },
+        )
+
+
+def welcome(found: UpRecord, state_dir: Path, seconds: float) -> list[str]:
+    """Returns what is shown when everything serves: the addresses and commands to paste."""
+    where = "" if state_dir == DEFAULT_STATE_DIR else f" --state-dir {state_dir}"
+    lines = [f"everything serves after {seconds:.1f} s", ""]
+    if found.edge:
+        lines.append(f"  REST, gRPC   https://{found.edge}")
+    else:
+        lines.append(f"  gRPC         unix:{found.run_dir}/<service>.sock")
+    lines += [f"  live         {url}  ({name})" for name, url in found.live_urls.items()]
+    lines += ["", "try, in another terminal:", ""]
+    lines += [
+        f"  heliograph listen alice{where}",
+        f'  heliograph publish --to alice "Hello"{where}',
+        f"  heliograph inbox alice{where}",
+        "",
+        "Ctrl-C stops everything",
+    ]
+    return lines
+
+
+# ---------------------------------------------------------------- preparation
+
+
+def _prepare(options: UpOptions, place: Folders) -> Plan:
+    from mesh.envoy.certs import ensure_token_key
+
+    choices = Choices(
+        direct=options.direct,
+        gateways=options.gateways,
+        host=socket.gethostname(),
+        base_port=options.base_port,
+        trust_domain=_TRUST_DOMAIN,
+        trace=options.trace,
+        categories=_file(options.categories, "categories.toml"),
+        producers=_file(options.producers, "producers.example.toml"),
+    )
+    ensure_token_key(place.certs)
+    if not options.direct:
+        raise CommandFailed("only --direct runs yet", USAGE)
+    return plan_direct(choices, place)
+
+
+def _file(given: Path | None, name: str) -> Path:
+    if given is None:
+        return deploy_file(name)
+    if not given.is_file():
+        raise CommandFailed(f"{given}: no such file; name the {name.partition('.')[0]} registry", USAGE)
+    return given.absolute()
+
+
+async def _end_leftovers(place: Folders, console: Console) -> None:
+    try:
+        earlier = record.read(place.record)
+    except CommandFailed:
+        # Written by another version, or cut off: it helps nobody any more.
+        earlier = None
+    if earlier is not None:
+        await leftovers.end(earlier.processes.values(), (str(place.run), str(place.mesh)), console.say)
+    place.record.unlink(missing_ok=True)
+
+
+def _refuse_taken_ports(processes: Iterable[Process]) -> None:
+    for process in processes:
+        for port in process.ports:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except (OSError, OverflowError) as error:
+                    text = error.strerror if isinstance(error, OSError) else "no such port"
+                    raise CommandFailed(
+                        f"port {port} ({process.name}): {text}; stop what uses it, or give another --base-port", USAGE
+                    ) from None
+
+
+def _rotate_logs(processes: Iterable[Process]) -> None:
+    for process in processes:
+        if process.log.exists() and process.log.stat().st_size > _LARGEST_LOG:
+            os.replace(process.log, process.log.with_suffix(".log.1"))
