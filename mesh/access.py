@@ -72,7 +72,7 @@ def read_access(services: Sequence[ServiceDescriptor], extension: FieldDescripto
     # Any: a descriptor found at run time carries no type parameters.
     key: Any = extension
     return {
-        f"/{service.full_name}/{method.name}": _roles(
+        f"/{service.full_name}/{method.name}": roles_of(
             method.GetOptions().Extensions[key], enum, f"{service.full_name}.{method.name}"
         )
         for service in services
@@ -80,7 +80,17 @@ def read_access(services: Sequence[ServiceDescriptor], extension: FieldDescripto
     }
 
 
-def _roles(numbers: Sequence[int], enum: EnumDescriptor, method: str) -> frozenset[str]:
+def roles_of(numbers: Sequence[int], enum: EnumDescriptor, method: str) -> frozenset[str]:
+    """Returns the role names that an access option's values stand for.
+
+    Args:
+        numbers: the option's values.
+        enum: their enum.
+        method: what the failure's text calls the method.
+
+    Raises:
+        ValueError: no value, or one that names no caller.
+    """
     if not numbers:
         raise ValueError(f"{method}: the access option is missing; say in the proto who may call it")
     prefix = _upper_snake(enum.name) + "_"
