@@ -1,0 +1,1 @@
+"""The mesh's Envoys: certificates, topology, rendered files, validation, start and stop."""
