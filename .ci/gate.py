@@ -24,6 +24,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ("unit",),
     ("wheel-test",),
     ("scenarios", "SHAPE=processes"),
+    ("scenarios", "SHAPE=mesh"),
 )
 
 
