@@ -48,10 +48,13 @@ def link_fault(link: str) -> str:
         return _LINK_RULE if link.startswith("//") else ""
     try:
         parts = urlsplit(link)
-        right = parts.scheme in ("https", "http") and parts.hostname and "@" not in parts.netloc and parts.port != 0
+        host = parts.netloc
+        # Only an authority with a port or an IPv6 address needs a closer look.
+        if ":" in host and (not parts.hostname or parts.port == 0):
+            host = ""
     except ValueError:
         return _LINK_RULE
-    return "" if right else _LINK_RULE
+    return "" if parts.scheme in ("https", "http") and host and "@" not in host else _LINK_RULE
 
 
 def data_fault(text: str) -> str:

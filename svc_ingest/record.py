@@ -13,7 +13,7 @@ import msgspec
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from heliograph.ingest.v1 import event_record_pb2, ingest_service_pb2
-from heliograph.type.v1 import envelope_pb2, event_pb2, notification_pb2
+from heliograph.type.v1 import envelope_pb2, notification_pb2
 from mesh import ids
 from mesh.lanes import Record
 from mesh.times import set_micros
@@ -63,7 +63,6 @@ def build_record(draft: Draft, origin: Origin, event_id: bytes, id_time_ms: int)
     expire_ns = event_ns + draft.ttl_ns if draft.expire_ns is None and draft.ttl_ns else draft.expire_ns
     event_time = _timestamp(event_ns)
     expire_time = None if expire_ns is None else _timestamp(expire_ns)
-    sent = event.content
     notification = notification_pb2.Notification(
         notification_id=event_text,
         revision=REVISION,
@@ -71,9 +70,10 @@ def build_record(draft: Draft, origin: Origin, event_id: bytes, id_time_ms: int)
         priority=draft.priority,
         event_time=event_time,
         expire_time=expire_time,
-        content=notification_pb2.Content(title=sent.title, body=sent.body, link=sent.link, data_json=sent.data_json),
         producer_id=origin.producer_id,
     )
+    notification.content.CopyFrom(event.content)
+    notification.content.DiscardUnknownFields()
     envelope = envelope_pb2.Envelope(
         kind=envelope_pb2.ENVELOPE_KIND_NOTIFY,
         notification_id=event_text,
@@ -92,12 +92,9 @@ def build_record(draft: Draft, origin: Origin, event_id: bytes, id_time_ms: int)
     )
     # Repeated recipients count once.
     recipient_ids = list(dict.fromkeys(event.audience.recipient_ids))
-    record = event_record_pb2.EventRecord(
-        envelope=envelope,
-        audience=event_pb2.Audience(recipient_ids=recipient_ids),
-        request_digest=draft.digest,
-        digest_version=DIGEST_VERSION,
-    )
+    record = event_record_pb2.EventRecord(request_digest=draft.digest, digest_version=DIGEST_VERSION)
+    record.envelope.CopyFrom(envelope)
+    record.audience.recipient_ids.extend(recipient_ids)
     key = lane_key(origin.tenant_id, event.ordering_key, recipient_ids, event_text)
     return Record(key, record.SerializeToString())
 

@@ -76,6 +76,8 @@ def test_right_links(link: str) -> None:
         "https://user:secret@example.org/",
         "https://example.org:99999/",
         "https://example.org:x/",
+        "https://example.org:0/",
+        "https://:443/",
         "https://[::1",
         "https://exa mple.org",
         "https://example.org/\u200b",
