@@ -40,7 +40,9 @@ class Event(_message.Message):
     priority: _notification_pb2.Priority.ValueType
     """Unspecified: the category's default. A producer needs a grant for each priority."""
     ordering_key: _builtins.str
-    """Events of one key keep their order; at most 128 characters. Empty: the recipient where there is exactly one."""
+    """Events of one key keep their order; at most 128 characters, no control characters. Empty: the recipient where there is
+    exactly one.
+    """
     @_builtins.property
     def audience(self) -> Global___Audience:
         """Whom it is for."""

@@ -166,9 +166,11 @@ class Content(_message.Message):
     title: _builtins.str
     """One line, 1 to 200 characters, control characters refused."""
     body: _builtins.str
-    """Text, at most 4,000 characters; may be empty."""
+    """Text, at most 4,000 characters; may be empty. Control characters other than line feed and tab are refused."""
     link: _builtins.str
-    """Where a tap leads: an absolute https or http URL or an app path that starts with "/", at most 2,000 characters; may be empty."""
+    """Where a tap leads: an absolute https or http URL or an app path that starts with one "/", at most 2,000 characters; may be
+    empty. Credentials, backslashes and white space are refused.
+    """
     data_json: _builtins.str
     """A JSON object for the app, at most 8 KiB and 16 levels deep, checked once at ingest and passed on unread; may be empty."""
     def __init__(

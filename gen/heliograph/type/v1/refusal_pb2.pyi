@@ -57,7 +57,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ORIGIN_REFUSED: _ErrorReason.ValueType  # 14
     """The Origin header is not on the list."""
     ERROR_REASON_FRAME_INVALID: _ErrorReason.ValueType  # 15
-    """A client frame is malformed, too large, or not allowed now."""
+    """A request or client frame is malformed, too large, or not allowed now."""
     ERROR_REASON_FRAME_UNKNOWN: _ErrorReason.ValueType  # 16
     """A client frame of a kind that this server does not know."""
     ERROR_REASON_VERSION_UNSUPPORTED: _ErrorReason.ValueType  # 17
@@ -133,7 +133,7 @@ ERROR_REASON_TOKEN_EXPIRED: ErrorReason.ValueType  # 13
 ERROR_REASON_ORIGIN_REFUSED: ErrorReason.ValueType  # 14
 """The Origin header is not on the list."""
 ERROR_REASON_FRAME_INVALID: ErrorReason.ValueType  # 15
-"""A client frame is malformed, too large, or not allowed now."""
+"""A request or client frame is malformed, too large, or not allowed now."""
 ERROR_REASON_FRAME_UNKNOWN: ErrorReason.ValueType  # 16
 """A client frame of a kind that this server does not know."""
 ERROR_REASON_VERSION_UNSUPPORTED: ErrorReason.ValueType  # 17
