@@ -8,6 +8,8 @@ CPU time of every process.
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,14 +34,14 @@ class Load(msgspec.Struct, frozen=True):
         rate: notifications a second.
         audience: recipients of one event.
         batch: events of one call.
-        frozen: per cent of the sessions that do not read.
+        frozen_node: stop the first gateway node (SIGSTOP); only the sessions of the others are counted.
     """
 
     name: str
     rate: float
     audience: int = 1
     batch: int = 1
-    frozen: float = 0.0
+    frozen_node: bool = False
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -76,32 +78,47 @@ LOADS: Mapping[str, Load] = {
         Load("ten recipients 4,000/s", 4_000.0, audience=10, batch=10),
         Load("one recipient 5,000/s", 5_000.0, batch=100),
         Load("ten recipients 8,000/s", 8_000.0, audience=10, batch=20),
+        Load("half of 1,000/s", 1_000.0, batch=10),
+        Load("half of 1,000/s, a node frozen", 1_000.0, batch=10, frozen_node=True),
     )
 }
 FLOORS = ("single 100/s", "one recipient 2,500/s", "ten recipients 4,000/s")
+# Compared with each other: the sessions of the second node alone, with and without the first one frozen.
+HALVES = ("half of 1,000/s", "half of 1,000/s, a node frozen")
 
 
 def measure(installation: Installation, load: Load, *, seconds: float, sessions: int) -> Figures:
     """Runs one load against a running installation and returns what it gave."""
     recipients = [f"r{index:05d}" for index in range(sessions)]
-    listening = _start("bench.listeners", _listener_order(installation, recipients, load))
-    assert listening.stdout is not None
-    first = listening.stdout.readline()
-    if first.strip() != b'"ready"':
-        raise RuntimeError(f"listeners did not connect: {first!r}")
+    targets = installation.live_targets()
+    if load.name in HALVES:
+        # Recipients alternate between the nodes, as the publishers go through them in turn.
+        counted = _listen(installation, recipients[1::2], targets[1:])
+        others = [_listen(installation, recipients[0::2], targets[:1])]
+    else:
+        counted, others = _listen(installation, recipients, targets), []
     probe = FsyncProbe(installation.folder / "data")
     pids = installation.pids()
+    frozen = [pid for name, pid in pids.items() if name.endswith("-0") and load.frozen_node]
     before = cpu_seconds(pids)
     began = time.monotonic()
     probe.start()
-    publishing = _start("bench.publishers", _publisher_order(installation, recipients, load, seconds))
-    sent = msgspec.json.decode(_output(publishing), type=publishers.Result)
-    _settle(installation, pids)
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        publishing = _start("bench.publishers", _publisher_order(installation, recipients, load, seconds))
+        sent = msgspec.json.decode(_output(publishing), type=publishers.Result)
+        _settle(pids)
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
     took = time.monotonic() - began
     fsync = probe.stop()
     after = cpu_seconds(pids)
-    heard = msgspec.json.decode(_output(listening), type=listeners.Result)
-    count = max(heard.received, 1)
+    heard = msgspec.json.decode(_output(counted), type=listeners.Result)
+    for other in others:
+        _output(other)
+    count = max(sent.due, 1)
     return Figures(
         load=load,
         direct=installation.direct,
@@ -109,7 +126,7 @@ def measure(installation: Installation, load: Load, *, seconds: float, sessions:
         sessions=sessions,
         offered_rate=load.rate,
         achieved_rate=round(sent.due / seconds, 1),
-        due=sent.due,
+        due=sent.due // (1 + len(others)),
         received=heard.received,
         duplicates=heard.duplicates,
         refused=sent.refused,
@@ -163,7 +180,7 @@ def _group(name: str) -> str:
     return "gateways" if name.startswith("gw-") else name
 
 
-def _settle(installation: Installation, pids: Mapping[str, int]) -> None:
+def _settle(pids: Mapping[str, int]) -> None:
     """Waits until the last frames have gone: the gateways' CPU time stands still."""
     gateways = {name: pid for name, pid in pids.items() if name.startswith("gw-")}
     end = time.monotonic() + _SETTLE_LIMIT
@@ -176,14 +193,20 @@ def _settle(installation: Installation, pids: Mapping[str, int]) -> None:
         time.sleep(0.25)
 
 
-def _listener_order(installation: Installation, recipients: Sequence[str], load: Load) -> listeners.Order:
-    return listeners.Order(
-        targets=installation.live_targets(),
+def _listen(installation: Installation, recipients: Sequence[str], targets: list[str]) -> subprocess.Popen[bytes]:
+    """Starts listeners and returns once all are connected."""
+    order = listeners.Order(
+        targets=targets,
         server_name="" if installation.direct else "localhost",
         ca_file="" if installation.direct else str(installation.folder / "certs" / "ca.pem"),
         sessions=[("bench", installation.token(recipient)) for recipient in recipients],
-        frozen=round(len(recipients) * load.frozen / 100),
     )
+    process = _start("bench.listeners", order)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    if first.strip() != b'"ready"':
+        raise RuntimeError(f"listeners did not connect: {first!r}")
+    return process
 
 
 def _publisher_order(
@@ -223,7 +246,9 @@ def main() -> None:
     """Runs the loads that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=("direct", "mesh", "both"), default="both")
-    parser.add_argument("--load", action="append", choices=LOADS, help="which load; default: those with a floor")
+    parser.add_argument(
+        "--load", action="append", choices=LOADS, help="which load; default: those with a floor, and the halves"
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--sessions", type=int, default=1_000)
     parser.add_argument("--gateways", type=int, default=2)
@@ -231,7 +256,7 @@ def main() -> None:
     chosen = parser.parse_args()
     figures: list[Figures] = []
     for shape in ("direct", "mesh") if chosen.shape == "both" else (chosen.shape,):
-        for name in chosen.load or FLOORS:
+        for name in chosen.load or (*FLOORS, *(HALVES if shape == "direct" else ())):
             # A fresh installation each: no load inherits another one's follow-ups or full disks.
             with Installation(direct=shape == "direct", gateways=chosen.gateways) as installation:
                 measure(installation, Load("warm-up", 200.0, batch=10), seconds=2.0, sessions=100)
