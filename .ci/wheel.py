@@ -40,7 +40,8 @@ def install(wheel: Path, environment: Path) -> Path:
 
 def copy_tests(scratch: Path) -> None:
     """Copies the tests that need no repository, and the rules they run under."""
-    skip = shutil.ignore_patterns("__pycache__")
+    # bench is not packed.
+    skip = shutil.ignore_patterns("__pycache__", "bench")
     tests = scratch / "tests"
     tests.mkdir()
     for name in ("__init__.py", "conftest.py"):
