@@ -59,7 +59,7 @@ class StoreUrlError(InvalidArgument):
     """A store URL that cannot be used: one line with the URL and the known kinds."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, reason="STORE_URL_INVALID")
+        super().__init__(message, reason="FIELD_INVALID")
 
 
 class Migration(msgspec.Struct, frozen=True):
