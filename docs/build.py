@@ -1,4 +1,4 @@
-"""Builds the pages that are made from something else: the index of decisions and the settings.
+"""Builds the pages that are made from something else: the index of decisions, the settings and the limits.
 
     python docs/build.py           write them
     python docs/build.py --check   change nothing; fail, naming each page that is stale
@@ -18,7 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mesh.envoy.topology import load_topology
 from mesh.settings import ServiceSettings, document
+from svc_delivery import core as delivery
+from svc_delivery import replay
+from svc_gateway import hello
+from svc_gateway.decisions import Limits as SessionLimits
+from svc_gateway.handshake import Options
+from svc_ingest.limits import LIMITS
+from svc_prefs import core as prefs
+from svc_presence import core as presence
 
 DOCS = Path(__file__).resolve().parent
 SERVICES = ("ingest", "fanout", "presence", "gateway", "delivery", "prefs")
@@ -108,11 +117,111 @@ def _settings_table(module: str) -> list[str]:
     return rows
 
 
+def limits_page() -> str:
+    """Renders the limits that callers meet, each from the place in the code where it is enforced."""
+    lines = [
+        "# Limits",
+        "",
+        "Built by `make docs` from the code that enforces them. What a service refuses it names with every violation;",
+        "[errors.md](errors.md) explains the reasons. Numbers that can be set are in [config.md](config.md).",
+    ]
+    publish = [(one.applies_to, _range(one.least, one.most, one.unit), one.reason) for one in LIMITS]
+    for title, source, rows in (
+        ("Publish", "`svc_ingest/limits.py`", publish),
+        (
+            "Inbox and preferences",
+            "`svc_delivery/core.py`, `svc_delivery/replay.py` and `svc_prefs/core.py`",
+            _list_limits(),
+        ),
+        (
+            "Sessions",
+            "`svc_gateway/handshake.py`, `svc_gateway/decisions.py` and `svc_gateway/hello.py`",
+            _session_limits(),
+        ),
+        ("Edge", "`deploy/topology.toml`", _edge_limits()),
+        ("Between services", "`svc_presence/core.py` and `svc_delivery/core.py`", _inner_limits()),
+    ):
+        lines += ["", f"## {title}", "", f"From {source}.", "", "| What | Allowed | When exceeded |", "|---|---|---|"]
+        lines += ["| " + " | ".join(_cell(text) for text in (f"`{what}`", *rest)) + " |" for what, *rest in rows]
+    return "\n".join([*lines, ""])
+
+
+def _list_limits() -> list[tuple[str, str, str]]:
+    return [
+        ("page_size", f"0 means {replay.LIST_PAGE}, at most {replay.LARGEST_PAGE}", "more is cut down"),
+        ("marks of one BatchMark", _range(1, delivery.MARKS_A_CALL, "marks"), "FIELD_INVALID"),
+        ("ids of one mark", _range(1, delivery.REFS_A_MARK, "ids"), "FIELD_INVALID"),
+        ("ids of one BatchMark", _range(1, delivery.REFS_A_CALL, "ids"), "FIELD_INVALID"),
+        ("BatchResolve", _range(1, prefs.LARGEST_BATCH_ITEMS, "items"), "FIELD_INVALID"),
+        ("BatchResolve, recipients in all", _range(1, prefs.LARGEST_BATCH_RECIPIENTS, "recipients"), "FIELD_INVALID"),
+    ]
+
+
+def _session_limits() -> list[tuple[str, str, str]]:
+    options, session = Options(), SessionLimits()
+    return [
+        ("opening request with headers", _range(1, options.head_limit, "bytes"), "HTTP 431"),
+        ("opening handshake", _range(0, options.open_timeout, "seconds"), "the connection ends"),
+        ("one WebSocket message", _range(1, options.max_message, "bytes"), "close code 1009"),
+        ("fragments of one message", _range(1, options.max_fragments, "frames"), "close code 1008"),
+        ("WebSocket pings and pongs", _range(0, options.control_rate, "per second"), "close code 1008"),
+        ("wait for hello", _range(0, session.hello_timeout, "seconds"), "close code 4503"),
+        ("hello.client_name", _range(0, hello.LONGEST_CLIENT_NAME, "characters"), "close code 4503"),
+        ("hello.received_refs", _range(0, hello.LARGEST_REFS, "ids"), "close code 4503"),
+        ("hello.unconfirmed_marks", _range(0, hello.LARGEST_MARKS, "marks"), "close code 4503"),
+        ("mark.refs", _range(1, hello.LARGEST_REFS, "ids"), "FIELD_INVALID"),
+        ("mark frames that are not durable yet", _range(0, session.pending_count, "frames"), "OVERLOADED"),
+        ("refused frames of one session", _range(0, session.refused_count, "frames"), "close code 4503"),
+        ("unread bytes in the server's transport", _range(0, options.high_water, "bytes"), "the session is behind"),
+        ("being behind", _range(0, session.behind_timeout, "seconds"), "close code 4002"),
+        ("silence", _range(0, 2 * session.heartbeat_interval, "seconds"), "close code 4002"),
+    ]
+
+
+def _edge_limits() -> list[tuple[str, str, str]]:
+    edge = load_topology(DOCS.parent / "deploy" / "topology.toml").edge
+    limits, rates = edge.limits, edge.rates
+    return [
+        ("REST body", _range(0, limits.body_bytes, "bytes"), "HTTP 413"),
+        ("headers", _range(0, limits.header_kib, "KiB"), "HTTP 431"),
+        ("headers of one request", _range(0, limits.header_count, "headers"), "HTTP 431"),
+        ("connections", _range(0, limits.connections, "connections"), "the connection ends"),
+        ("streams of one connection", _range(0, limits.streams_per_connection, "streams"), "they wait"),
+        *(
+            (f"{name}, from one address and in all", f"{rate.address:,} and {rate.total:,} per second", "HTTP 429")
+            for name, rate in (
+                ("a method of producers", rates.producer),
+                ("a method of recipients", rates.recipient),
+                ("opening handshakes", rates.websocket),
+            )
+        ),
+    ]
+
+
+def _inner_limits() -> list[tuple[str, str, str]]:
+    return [
+        ("ReportSessions", _range(0, presence.LARGEST_REPORT, "entries"), "FIELD_INVALID"),
+        ("BatchGetPresence", _range(1, presence.LARGEST_LOOK_UP, "recipients"), "FIELD_INVALID"),
+        ("ListNodes page_size", f"0 means {presence.LARGEST_PAGE:,}, at most that", "more is cut down"),
+        ("ReplayInbox received_refs", _range(0, delivery.RECEIVED_REFS, "ids"), "FIELD_INVALID"),
+        ("BatchGetHeads", _range(1, delivery.KEYS_A_CALL, "recipients"), "FIELD_INVALID"),
+        ("retries of a follow-up", ", ".join(f"after {delay:g} s" for delay in delivery.RETRY_DELAYS), ""),
+    ]
+
+
+def _range(least: float, most: float, unit: str) -> str:
+    return f"{least:,g} to {most:,.0f} {unit}" if most == int(most) else f"{least:,g} to {most:g} {unit}"
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"adr/README.md": decisions_page, "config.md": settings_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "adr/README.md": decisions_page,
+    "config.md": settings_page,
+    "limits.md": limits_page,
+}
 
 
 def stale(folder: Path = DOCS) -> list[str]:
