@@ -25,7 +25,15 @@ from heliograph.gateway.v1.client_frames_pb2 import (
 )
 from heliograph.type.v1.notification_pb2 import Mark, NotificationRef, NotificationState, Unread
 from heliograph.type.v1.refusal_pb2 import Refusal
-from mesh.errors import Failure, InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated, describe
+from mesh.errors import (
+    Failure,
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    describe,
+)
 from svc_gateway.decisions import Admission, CloseCode, Identity
 
 FEATURES: frozenset[str] = frozenset()
@@ -82,6 +90,11 @@ def too_many_sessions(count: int, delay: float) -> ResourceExhausted:
         metadata={"session_count": str(count)},
         retry_delay=delay,
     )
+
+
+def node_draining(delay: float) -> Unavailable:
+    """The node takes no more sessions."""
+    return Unavailable("the node leaves service; connect again", reason="DRAINING", retry_delay=delay)
 
 
 _CLOSE_CODES = {

@@ -96,6 +96,14 @@ class Session(msgspec.Struct, gc=False, eq=False):
     since_checkpoint: int = 0
     round_at: int = 0
 
+    # Where the timer wheel has it; the wheel's own.
+    wheel_slot: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Said hello and was not closed."""
+        return self.state is not _OPENING and self.state is not _CLOSING
+
     # ------------------------------------------------------------ opening
 
     def registered(self) -> Decisions:
@@ -221,8 +229,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
                 decisions.append(SendEntry(entry.notification, entry.state))
             else:
                 decisions.append(Send(answers.changed([ref], entry.state)))
-            if self.given is None:
-                self.given = GivenIds()
+            self.given = self.given or GivenIds()
             acked = entry.state != NotificationState.NOTIFICATION_STATE_NEW
             self.given.add(ref.notification_id, ref.revision, "", self.read_start, acked=acked)
         if page.next_page_token:
@@ -285,8 +292,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
                 return decisions
         self.again = self.again or lost
         decisions.extend(self._go_live(now))
-        limits = self.limits
-        wait = full_jitter(self.failures, base=limits.retry_base, cap=limits.retry_cap, random=random)
+        wait = full_jitter(self.failures, base=self.limits.retry_base, cap=self.limits.retry_cap, random=random)
         self.failures += 1
         self.retry_due = now + max(wait, failure.retry_delay or 0.0)
         return decisions

@@ -1,0 +1,153 @@
+"""Wires svc_gateway: settings → desk and sessions → presence and inbox → links → WebSocket listener → app."""
+
+from __future__ import annotations
+
+import random
+import resource
+
+from heliograph.access.v1 import access_pb2
+from heliograph.gateway.v1 import gateway_service_pb2, gateway_service_pb2_grpc
+from mesh.access import read_access
+from mesh.app import App, run
+from mesh.channel import Channels
+from mesh.server import Server
+from mesh.telemetry import path_tracer
+from mesh.tokens import TokenVerifier
+from svc_gateway.auth import FrontDesk
+from svc_gateway.connection import Connection
+from svc_gateway.decisions import Limits
+from svc_gateway.drain import Drain
+from svc_gateway.lease import NodeLease
+from svc_gateway.link import GatewayLinks, Window
+from svc_gateway.marks import MarkLedger
+from svc_gateway.metrics import Metrics
+from svc_gateway.peers import InboxPeer, PresencePeer
+from svc_gateway.queues import PresenceQueue, SessionQueue
+from svc_gateway.service import Gateway
+from svc_gateway.sessions import Sessions
+from svc_gateway.settings import GatewaySettings
+from svc_gateway.websocket import Listener, Options
+from svc_gateway.worker import InboxWorker, PresenceWorker, run_clock
+
+# Files that are no sessions: links, calls, logs, the listener.
+_OTHER_FILES = 256
+
+
+def wire(app: App, settings: GatewaySettings) -> None:
+    """Builds the process; nothing runs yet."""
+    clock, metrics = app.clock, Metrics(app.telemetry)
+    trace = path_tracer() if settings.trace_log else None
+    sessions = Sessions()
+    desk = FrontDesk(
+        tokens=TokenVerifier(settings.tokens, clock=clock),
+        sessions=sessions,
+        clock=clock,
+        random=random.random,
+        node_id=settings.node_id,
+        session_limit=_session_limit(app, settings.session_limit),
+        session_age=settings.session_age,
+        retry_delay=settings.drain_grace,
+    )
+    gateway = Gateway(
+        desk=desk,
+        limits=Limits(
+            heartbeat_interval=settings.heartbeat_interval,
+            round_interval=settings.round_interval,
+            behind_timeout=settings.behind_limit,
+        ),
+        sessions=sessions,
+        marks=MarkLedger[Connection](limit=settings.mark_limit, now=clock.monotonic()),
+        presence=PresenceQueue(settings.node_id),
+        replays=SessionQueue(),
+        rounds=SessionQueue(),
+        clock=clock,
+        random=random.random,
+        metrics=metrics,
+        backlog_bytes=settings.backlog_bytes,
+        trace=trace,
+    )
+    listener = Listener(host=gateway, options=Options(allowed_origins=frozenset(settings.allowed_origins)), clock=clock)
+    lease = NodeLease(node_id=settings.node_id, address=settings.address, lifetime=settings.lease, wall=clock.wall())
+    links = GatewayLinks(
+        gateway=gateway,
+        lease=lease,
+        window=Window(count=settings.link_window_count, bytes=settings.link_window_bytes),
+        clock=clock,
+        trace=trace,
+    )
+    server = _serve_links(app, settings, links)
+    channels = Channels(
+        service=settings.service,
+        process=settings.process,
+        run_dir=settings.run_dir,
+        direct=settings.direct,
+        trust_domain=settings.trust_domain,
+    )
+    presence = PresenceWorker(
+        gateway=gateway,
+        lease=lease,
+        presence=PresencePeer(channels=channels, timeout=settings.peer_timeout),
+        clock=clock,
+        random=random.random,
+        renew_interval=settings.lease_renewal,
+    )
+    inbox = InboxWorker(
+        gateway=gateway,
+        inbox=InboxPeer(channels=channels, timeout=settings.peer_timeout),
+        clock=clock,
+        random=random.random,
+    )
+    drain = Drain(
+        gateway=gateway, lease=lease, links=links, listener=listener, presence=presence, grace=settings.drain_grace
+    )
+
+    app.resource("channels", None, channels.close)
+    app.resource("server", server.start, lambda: server.stop(1.0))
+    app.resource("websocket", lambda: listener.open(settings.listen), listener.close)
+    app.supervise("lease", presence.keep_lease)
+    app.supervise("reports", presence.report_for_ever)
+    app.supervise("rounds", inbox.round_for_ever)
+    app.supervise("marks", inbox.store_for_ever)
+    for number in range(settings.replay_limit):
+        app.supervise(f"replays-{number}", inbox.replay_for_ever)
+    app.supervise("clock", lambda: run_clock(gateway, listener.sweep, clock))
+    app.on_ready(server.set_serving)
+    app.on_drain("sessions", drain.say_goodbye)
+    app.on_drain("marks", drain.hand_back)
+    app.log.info("websocket_chosen", listen=settings.listen, node_id=settings.node_id)
+
+
+def _serve_links(app: App, settings: GatewaySettings, links: GatewayLinks) -> Server:
+    descriptor = gateway_service_pb2.DESCRIPTOR.services_by_name["GatewayService"]
+    server = Server(
+        name=settings.service,
+        socket=settings.run_dir / f"{settings.process}.sock",
+        access=read_access([descriptor], access_pb2.callers),
+        direct=settings.direct,
+        trust_domain=settings.trust_domain,
+        tokens=None,
+        telemetry=app.telemetry,
+        clock=app.clock,
+        marker=settings.node_id,
+    )
+    server.add(gateway_service_pb2_grpc.add_GatewayServiceServicer_to_server, links, descriptor)
+    return server
+
+
+def _session_limit(app: App, wanted: int) -> int:
+    """Raises the limit of open files as far as it goes; returns how many sessions it leaves room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft < needed and soft != resource.RLIM_INFINITY:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    room = max(1, soft - _OTHER_FILES)
+    app.log.warning("session_limit_cut", wanted=wanted, session_limit=room, open_files=soft)
+    return room
+
+
+def main() -> None:
+    """Runs the process until it is told to stop."""
+    run(GatewaySettings.service, GatewaySettings, wire)

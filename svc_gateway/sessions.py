@@ -1,0 +1,165 @@
+"""The sessions of this node: who is here, what is due when, and how many bytes wait in transports.
+
+Must not decide what happens to a session: `session.py` does. Steps 6 and 10 of one notification (`architecture.md` §3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from svc_gateway.connection import Connection
+from svc_gateway.session import Session
+
+
+def session_of(connection: Connection) -> Session:
+    """Returns the session that lives behind a connection."""
+    return cast(Session, connection.session)
+
+
+class Sessions:
+    """Sessions that said hello, by recipient; one per device.
+
+    Attributes:
+        count: how many there are.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._by_recipient: dict[str, tuple[Connection, ...]] = {}
+
+    def of(self, recipient_key: str) -> tuple[Connection, ...]:
+        """Returns a recipient's sessions; empty when there is none."""
+        return self._by_recipient.get(recipient_key, ())
+
+    def find(self, recipient_key: str, device_id: str) -> Connection | None:
+        """Returns the session of a device."""
+        for connection in self.of(recipient_key):
+            if session_of(connection).device_id == device_id:
+                return connection
+        return None
+
+    def join(self, connection: Connection) -> Connection | None:
+        """Adds a session; returns the one of the same device that it replaces."""
+        session = session_of(connection)
+        older = self.find(session.recipient_key, session.device_id)
+        others = tuple(one for one in self.of(session.recipient_key) if one is not older)
+        self._by_recipient[session.recipient_key] = (*others, connection)
+        self.count += older is None
+        return older
+
+    def leave(self, connection: Connection) -> bool:
+        """Removes a session; False when it is not there (any more)."""
+        key = session_of(connection).recipient_key
+        known = self.of(key)
+        if connection not in known:
+            return False
+        left = tuple(one for one in known if one is not connection)
+        if left:
+            self._by_recipient[key] = left
+        else:
+            del self._by_recipient[key]
+        self.count -= 1
+        return True
+
+    def __iter__(self) -> Iterator[Connection]:
+        """Goes through a copy: sessions may come and go meanwhile."""
+        for connections in list(self._by_recipient.values()):
+            yield from connections
+
+
+class Wheel:
+    """One timer for all sessions: slots of `width` seconds, moved on by whoever owns it.
+
+    A session is in one slot at a time. Moved to an earlier one it stays listed in the old one and is passed over there.
+    """
+
+    def __init__(self, now: float, *, width: float = 1.0) -> None:
+        self._width = width
+        self._now = int(now / width)
+        self._slots: dict[int, list[Connection]] = {}
+
+    def schedule(self, connection: Connection) -> None:
+        """Puts a session where its `due` says, unless it is in an earlier slot already."""
+        session = session_of(connection)
+        slot = max(int(session.due() / self._width) + 1, self._now + 1)
+        if self._now < session.wheel_slot <= slot:
+            return
+        session.wheel_slot = slot
+        self._slots.setdefault(slot, []).append(connection)
+
+    def advance(self, now: float) -> list[Connection]:
+        """Moves on; returns the sessions of the slots that were passed. Each has to be scheduled again."""
+        target = int(now / self._width)
+        if target - self._now > len(self._slots):
+            passed = sorted(slot for slot in self._slots if slot <= target)
+        else:
+            passed = [slot for slot in range(self._now + 1, target + 1) if slot in self._slots]
+        self._now = max(self._now, target)
+        due: list[Connection] = []
+        for slot in passed:
+            for connection in self._slots.pop(slot):
+                session = session_of(connection)
+                if session.wheel_slot == slot:
+                    session.wheel_slot = 0
+                    due.append(connection)
+        return due
+
+
+class Backlog:
+    """The bytes that wait in all transports. When they are too many, the fattest sessions are behind first.
+
+    Only connections that were written to since the last count are looked at.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit: int,
+        behind: Callable[[Connection], None],
+        writable: Callable[[Connection], None],
+    ) -> None:
+        """Counts nothing yet.
+
+        Args:
+            limit: bytes.
+            behind: told of a session that must not be written to.
+            writable: told when such a session has drained.
+        """
+        self.waiting = 0
+        self._limit = limit
+        self._behind = behind
+        self._writable = writable
+        self._written: set[Connection] = set()
+        self._stopped: set[Connection] = set()
+        self._fresh = 0
+
+    def note(self, connection: Connection, size: int) -> None:
+        """Notes a write; counts anew when much was written since the last count."""
+        self._written.add(connection)
+        self._fresh += size
+        if self._fresh > self._limit // 4:
+            self.count()
+
+    def count(self) -> None:
+        """Counts, and stops or frees sessions accordingly."""
+        self._fresh = 0
+        sizes = {connection: connection.buffered for connection in self._written}
+        self._written = {connection for connection, size in sizes.items() if size}
+        self.waiting = sum(sizes.values())
+        surplus = self.waiting - self._limit
+        for connection in sorted(self._written, key=sizes.__getitem__, reverse=True) if surplus > 0 else ():
+            if surplus <= 0:
+                break
+            surplus -= sizes[connection]
+            if connection not in self._stopped:
+                self._stopped.add(connection)
+                self._behind(connection)
+        for connection in [one for one in self._stopped if one not in self._written]:
+            self._stopped.discard(connection)
+            self._writable(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is gone."""
+        self._written.discard(connection)
+        self._stopped.discard(connection)
