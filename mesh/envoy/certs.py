@@ -172,13 +172,16 @@ def check(certs_dir: Path, wanted: Iterable[Identity], now: float) -> None:
     for one in wanted:
         found = inspect(certs_dir, one.path, now, uri=one.names.uris[0] if one.names.uris else None)
         if found.fault:
-            raise StartError(f"certificate {found.folder}: {found.fault}; remove the folder to have it made anew")
+            raise StartError(f"certificate {found.folder}: {found.fault}; remove {found.folder} to have it made anew")
 
 
 def _renew(
     certs_dir: Path, wanted: tuple[Identity, ...], now: float, lifetime: float, *, force: bool, new_root: bool
 ) -> list[str]:
     _make_folder(certs_dir)
+    # Before anything is written: what somebody broke is told, not silently replaced.
+    for one in wanted:
+        _refuse_broken(certs_dir / one.path)
     authority, bundle = _ensure_authority(certs_dir / "ca", now, lifetime, new_root=new_root)
     for one in wanted:
         folder = certs_dir / one.path
@@ -191,24 +194,20 @@ def _renew(
     for one in wanted:
         folder = certs_dir / one.path
         found = _read_current(folder)
-        if force or found is None or _is_due(folder, found[0], one, authority, bundle, now, lifetime):
+        if force or found is None or _is_due(found[0], one, authority, now, lifetime):
             _write_generation(folder, pki.issue(authority, one.names, now, lifetime), bundle, now)
             renewed.append(one.path)
     return renewed
 
 
-def _is_due(
-    folder: Path,
-    leaf: pki.Leaf,
-    one: Identity,
-    authority: pki.Authority,
-    bundle: bytes,
-    now: float,
-    lifetime: float,
-) -> bool:
-    fault = pki.fault(leaf, bundle)
+def _refuse_broken(folder: Path) -> None:
+    found = _read_current(folder)
+    fault = "" if found is None else pki.fault(*found)
     if fault:
-        raise StartError(f"certificate {folder}: {fault}; remove the folder to have it made anew")
+        raise StartError(f"certificate {folder}: {fault}; remove {folder} to have it made anew")
+
+
+def _is_due(leaf: pki.Leaf, one: Identity, authority: pki.Authority, now: float, lifetime: float) -> bool:
     certificate = x509.load_pem_x509_certificate(leaf.certificate)
     return (
         pki.expire_time(certificate) - now < lifetime * _RENEWED_AT

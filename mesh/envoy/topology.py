@@ -30,7 +30,7 @@ _Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
 _Domain = Annotated[str, Meta(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*$")]
 _Address = Annotated[str, Meta(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+$")]
 _FullName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z][A-Za-z0-9_]*)+$")]
-_FACING = re.compile(r" - at `\$\.?(.*)`$")
+_FACING = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -275,6 +275,8 @@ def _explain(where: str, text: str) -> str:
     found = _FACING.search(text)
     key = found[1].replace("[...]", ".<name>") if found else ""
     what = _FACING.sub("", text)
+    if " - at `key` in " in text:
+        key = _join(key, "<name>")
     unknown = re.search(r"unknown field `(.*)`", what)
     missing = re.search(r"missing required field `(.*)`", what)
     if unknown:

@@ -7,13 +7,18 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from mesh.envoy.process import envoy_binary
 from mesh.errors import StartError
 
 _LIMIT_S = 20.0
 _COMPLAINT = re.compile(r"error initializing (?:configuration|config) '[^']*': *(.*)", re.DOTALL)
-_LOG_LINE = re.compile(r"^\[\d{4}-\d\d-\d\d .*$", re.MULTILINE)
 _LONGEST_COMPLAINT = 400
+
+
+class _LogLine(msgspec.Struct):
+    msg: str
 
 
 async def validate(files: Iterable[Path]) -> None:
@@ -51,7 +56,20 @@ async def _complaint(binary: Path, file: Path) -> str:
         return f"envoy file {file}: not checked within {_LIMIT_S:g} s; try again"
     if process.returncode == 0:
         return ""
-    text = output.decode(errors="replace")
+    words = _words(output.decode(errors="replace")) or f"exit code {process.returncode}"
+    return f"envoy file {file}: {words[:_LONGEST_COMPLAINT]}; correct the topology or make the certificates"
+
+
+def _words(output: str) -> str:
+    """Returns what Envoy complains of, without its log around it: JSON lines, or plain ones when it read no format."""
+    lines = [_message(line) for line in output.splitlines()]
+    text = "\n".join(lines)
     found = _COMPLAINT.search(text)
-    words = " ".join(_LOG_LINE.sub("", found[1] if found else text).split())
-    return f"envoy file {file}: {words[:_LONGEST_COMPLAINT] or f'exit code {process.returncode}'}; correct the topology"
+    return " ".join((found[1] if found else text).split())
+
+
+def _message(line: str) -> str:
+    try:
+        return msgspec.json.decode(line, type=_LogLine).msg
+    except msgspec.MsgspecError:
+        return line

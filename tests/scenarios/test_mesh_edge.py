@@ -206,29 +206,46 @@ async def test_a_caller_cannot_raise_its_deadline(mesh: Mesh) -> None:
 
 async def test_websockets_spread_over_the_nodes_and_leave_a_dead_one(mesh: Mesh) -> None:
     """New connections go to all nodes; when one is killed, every one after it gets a living node, at once."""
-    both = {node.node_id for node in mesh.nodes}
-    seen: set[str] = set()
-
-    async def node() -> str:
-        async with mesh.websocket() as connection:
-            name = str(await connection.recv())
-            await connection.send("ping")
-            assert await connection.recv() == "ping"
-        return name
-
-    async def spread() -> bool:
-        seen.add(await node())
-        return seen == both
-
-    await until(spread, 10.0)
+    await _until_spread(mesh)
     dead, alive = (node.node_id for node in mesh.nodes)
     await mesh.kill_envoy(dead)
     try:
-        assert {await node() for _ in range(20)} == {alive}
+        assert {await _session(mesh) for _ in range(20)} == {alive}
     finally:
         await mesh.start_envoy(dead)
-    seen.clear()
-    await until(spread, 10.0)
+    await _until_spread(mesh)
+
+
+async def test_a_node_whose_process_is_gone_gets_no_websocket(mesh: Mesh) -> None:
+    """Its sidecar still stands and says so; the edge then tries another node before the client hears of it."""
+    await _until_spread(mesh)
+    dead, alive = (node.node_id for node in mesh.nodes)
+    await mesh.close_websockets(dead)
+    try:
+        assert {await _session(mesh) for _ in range(20)} == {alive}
+    finally:
+        await mesh.open_websockets(dead)
+    await _until_spread(mesh)
+
+
+async def _session(mesh: Mesh) -> str:
+    """Opens and closes a connection; returns the node that it reached."""
+    async with mesh.websocket() as connection:
+        name = str(await connection.recv())
+        await connection.send("ping")
+        assert await connection.recv() == "ping"
+    return name
+
+
+async def _until_spread(mesh: Mesh) -> None:
+    """Opens sessions until each node has had one."""
+    seen: set[str] = set()
+
+    async def spread() -> bool:
+        seen.add(await _session(mesh))
+        return len(seen) == len(mesh.nodes)
+
+    await until(spread, 15.0)
 
 
 async def test_a_websocket_needs_its_path(mesh: Mesh) -> None:

@@ -7,10 +7,13 @@ must not contain rules: who may call what is read from the contract by Envoy's f
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
 import signal
 import socket
 import ssl
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -22,8 +25,10 @@ import grpc.aio
 import httpx2
 import msgspec
 import websockets
+from websockets.asyncio.server import Server as WebSocketServer
 from websockets.asyncio.server import ServerConnection, unix_serve
 
+from heliograph_cli import child
 from mesh.channel import Channels
 from mesh.clock import SystemClock
 from mesh.envoy import certs, pki, render
@@ -58,6 +63,7 @@ class Mesh:
         self.identities = certs.identities(topology, producers=[PRODUCER], operators=[OPERATOR])
         self.seen: list[str] = []
         self.envoys: dict[str, asyncio.subprocess.Process] = {}
+        self._websockets: dict[str, WebSocketServer] = {}
         certs.ensure(layout.certs_dir, self.identities, now)
         self.signing_file, self.tokens_file = certs.ensure_token_key(layout.certs_dir)
 
@@ -117,11 +123,32 @@ class Mesh:
         address = f"wss://localhost:{self.topology.port_of(EDGE)}{self.topology.gateway.websocket_path}?v=1"
         return websockets.connect(address, ssl=context, open_timeout=5.0)
 
+    async def open_websockets(self, node_id: str) -> None:
+        """Serves WebSocket connections of a node: each is told the node's id, and gets back what it sends."""
+
+        async def echo(connection: ServerConnection) -> None:
+            # A peer that is cut off is what some tests are about.
+            with contextlib.suppress(websockets.ConnectionClosed):
+                await connection.send(node_id)
+                async for received in connection:
+                    await connection.send(received)
+
+        self._websockets[node_id] = await unix_serve(echo, self.layout.websocket(node_id))
+
+    async def close_websockets(self, node_id: str) -> None:
+        """Takes no more WebSocket connections at a node, as if its process were gone."""
+        server = self._websockets.pop(node_id)
+        server.close()
+        await server.wait_closed()
+
     async def start_envoy(self, process: str) -> None:
         """Starts one Envoy and waits until it is ready."""
         with (self.layout.log_dir / f"{process}.log").open("ab") as log:
             self.envoys[process] = await asyncio.create_subprocess_exec(
-                *envoy_command(self.layout.config(process)), stderr=log, start_new_session=True
+                *(sys.executable, "-I", "-S", child.__file__, str(os.getpid())),
+                *envoy_command(self.layout.config(process)),
+                stderr=log,
+                start_new_session=True,
             )
         await wait_ready(self.layout.admin(process), _START_LIMIT_S)
 
@@ -172,7 +199,8 @@ async def running_mesh(folder: Path) -> AsyncIterator[Mesh]:
             stack.push_async_callback(server.stop, 0.0)
             server.set_serving(True)
         for node in mesh.nodes:
-            await stack.enter_async_context(_websockets(layout, node.node_id))
+            await mesh.open_websockets(node.node_id)
+            stack.push_async_callback(mesh.close_websockets, node.node_id)
         stack.push_async_callback(mesh.stop)
         await asyncio.gather(*(mesh.start_envoy(process) for process in files))
         yield mesh
@@ -206,17 +234,6 @@ def _server(mesh: Mesh, place: Place) -> Server:
         answers = contract.Answers(place.process, service, mesh.seen)
         server.add(answers.register, answers, service)
     return server
-
-
-@asynccontextmanager
-async def _websockets(layout: Layout, node_id: str) -> AsyncIterator[None]:
-    async def echo(connection: ServerConnection) -> None:
-        await connection.send(node_id)
-        async for received in connection:
-            await connection.send(received)
-
-    async with unix_serve(echo, layout.websocket(node_id)):
-        yield
 
 
 def _test_topology() -> Topology:
