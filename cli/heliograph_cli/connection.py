@@ -17,11 +17,11 @@ import grpc
 import grpc.aio
 import msgspec
 
-from heliograph_cli.failures import REFUSED, USAGE, CommandFailed, of_call
+from heliograph_cli.failures import REFUSED, USAGE, CommandFailed
 from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, folders
 from heliograph_cli.record import UpRecord, read_running
 from mesh import channel
-from mesh.errors import Failure, StartError
+from mesh.errors import StartError
 from mesh.identity import CALLER_HEADER, TOKEN_HEADER
 
 Req = TypeVar("Req")
@@ -83,7 +83,7 @@ class Connection:
         request: Req,
         actor: Actor,
     ) -> Res:
-        """Makes a call.
+        """Makes a call; a refusal is raised as it came, as a `mesh.errors.Failure`.
 
         Args:
             service: which of the six serves it.
@@ -92,13 +92,11 @@ class Connection:
             actor: as whom.
 
         Raises:
-            CommandFailed: it was refused or could not be made.
+            Failure: it was refused or could not be made.
+            CommandFailed: a key, a certificate or an address is missing here.
         """
         stub = method(self._channel(service, actor))
-        try:
-            return await channel.call(stub, request, timeout=TIMEOUT_S, metadata=self._metadata(actor))
-        except Failure as failure:
-            raise of_call(failure) from None
+        return await channel.call(stub, request, timeout=TIMEOUT_S, metadata=self._metadata(actor))
 
     def token(self, actor: Actor, lifetime: float = TOKEN_LIFETIME_S) -> str:
         """Returns the token given on the command line, or one signed with the development key."""
@@ -139,8 +137,11 @@ class Connection:
             return self._open_inbound(service)
         if not self.edge:
             raise CommandFailed("no edge runs here; give --edge HOST:PORT", USAGE)
-        credentials = grpc.ssl_channel_credentials(self.trusted())
-        return grpc.aio.secure_channel(self.edge, credentials)
+        if actor.role == "producer" and self.running is not None and not self._reach.token:
+            key, certificate = self.certificate(f"producer/{actor.tenant}/{actor.name}")
+            credentials = grpc.ssl_channel_credentials(self.trusted(), key, certificate)
+            return grpc.aio.secure_channel(self.edge, credentials, options=_named(self.running.producer_host))
+        return grpc.aio.secure_channel(self.edge, grpc.ssl_channel_credentials(self.trusted()))
 
     def _open_inbound(self, service: str) -> grpc.aio.Channel:
         """Opens a channel to a service's sidecar with the operator's certificate."""
@@ -149,24 +150,34 @@ class Connection:
         key, certificate = self.certificate(f"operator/{OPERATOR}")
         credentials = grpc.ssl_channel_credentials(self.trusted(), key, certificate)
         name = f"{service}.{self.running.trust_domain}"
-        return grpc.aio.secure_channel(
-            self.running.inbound[service], credentials, options=[("grpc.ssl_target_name_override", name)]
-        )
+        return grpc.aio.secure_channel(self.running.inbound[service], credentials, options=_named(name))
 
     def _metadata(self, actor: Actor) -> Metadata:
         if actor.role == "operator":
             return ((CALLER_HEADER, f"operator/{actor.name}"),) if self.direct else ()
+        if actor.role == "producer" and self.running is not None and not self.direct and not self._reach.token:
+            # Its certificate says who it is.
+            return ()
         return ((TOKEN_HEADER, f"Bearer {self.token(actor)}"),)
 
 
+def _named(host: str) -> list[tuple[str, str]]:
+    """Returns the option by which TLS asks for another name than the address that is called."""
+    return [("grpc.ssl_target_name_override", host)]
+
+
 @asynccontextmanager
-async def connect(reach: Reach) -> AsyncIterator[Connection]:
+async def connect(reach: Reach, place: Folders | None = None) -> AsyncIterator[Connection]:
     """Opens a connection to the mesh that the command line means.
+
+    Args:
+        reach: what the command line says.
+        place: the folders of that mesh; found by the state folder if left out.
 
     Raises:
         CommandFailed: nothing runs there.
     """
-    place = folders(reach.state_dir)
+    place = place or folders(reach.state_dir)
     running = None if reach.edge else read_running(place.record)
     connection = Connection(reach, place, running)
     try:

@@ -9,8 +9,9 @@ import sys
 
 import typer
 
-from heliograph_cli.commands import events, operators, recipients, run
-from heliograph_cli.failures import CommandFailed
+from heliograph_cli.commands import events, installation, operators, recipients, run
+from heliograph_cli.failures import CommandFailed, of_call
+from mesh.errors import Failure
 
 app = typer.Typer(
     name="heliograph",
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or start, 3 refused by a service, 4 not available.",
 )
-for part in (run, events, recipients, operators):
+for part in (run, events, recipients, operators, installation):
     part.register(app)
 
 
@@ -28,7 +29,8 @@ def main() -> None:
     """Runs the command and exits."""
     try:
         app()
-    except CommandFailed as failure:
+    except (CommandFailed, Failure) as error:
+        failure = error if isinstance(error, CommandFailed) else of_call(error)
         print(f"heliograph: {failure}", file=sys.stderr, flush=True)
         sys.exit(failure.code)
     except KeyboardInterrupt:

@@ -95,13 +95,15 @@ class Plan(msgspec.Struct, frozen=True):
         processes: in the order of their start.
         edge: "host:port" of the edge; empty in direct mode.
         live_urls: WebSocket addresses by gateway node; one entry "edge" with a mesh.
-        inbound: "host:port" of each service's sidecar; empty in direct mode.
+        inbound: "host:port" of each process's sidecar; empty in direct mode.
+        producer_host: the name by which producers with a certificate call the edge; empty in direct mode.
     """
 
     processes: tuple[Process, ...]
     edge: str
     live_urls: dict[str, str]
     inbound: dict[str, str]
+    producer_host: str = ""
 
 
 class Envoy(msgspec.Struct, frozen=True):
@@ -155,6 +157,7 @@ def plan_mesh(
     edge: str,
     live_url: str,
     inbound: dict[str, str],
+    producer_host: str,
 ) -> Plan:
     """Plans the services behind their sidecars, and the edge.
 
@@ -166,7 +169,8 @@ def plan_mesh(
         metrics: port of /metrics by process; absent or 0 is off.
         edge: "host:port" of the edge.
         live_url: WebSocket address at the edge.
-        inbound: "host:port" of the sidecar by service.
+        inbound: "host:port" of the sidecar by process.
+        producer_host: the name by which producers with a certificate call the edge.
     """
     singles = [_single(service, choices, folders, metrics.get(service, 0)) for service in SINGLE]
     gateways = [
@@ -177,6 +181,7 @@ def plan_mesh(
         edge=edge,
         live_urls={EDGE: live_url},
         inbound=inbound,
+        producer_host=producer_host,
     )
 
 

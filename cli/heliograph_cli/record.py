@@ -54,7 +54,8 @@ class UpRecord(msgspec.Struct, frozen=True):
         trust_domain: of all identities.
         edge: "host:port" of the edge; empty in direct mode.
         live_urls: WebSocket addresses by gateway node; one entry "edge" with a mesh.
-        inbound: "host:port" of each service's sidecar; empty in direct mode.
+        inbound: "host:port" of each process's sidecar; empty in direct mode.
+        producer_host: the name by which producers with a certificate call the edge; empty in direct mode.
         processes: by name, in the order of their start.
     """
 
@@ -67,6 +68,7 @@ class UpRecord(msgspec.Struct, frozen=True):
     edge: str
     live_urls: dict[str, str]
     inbound: dict[str, str]
+    producer_host: str
     processes: dict[str, ProcessRecord]
 
 

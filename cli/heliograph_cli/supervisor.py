@@ -248,7 +248,9 @@ class Supervisor:
         self._changed()
 
     def _last_words(self, child: Child) -> str:
-        return tails.last_line(child.process.log, child.log_offset)
+        words = tails.last_line(child.process.log, child.log_offset)
+        # A service begins with its own name, which stands before its words already.
+        return words.removeprefix(f"heliograph {child.process.service}: ")
 
     # ---------------------------------------------------------------- stop
 
@@ -275,14 +277,15 @@ class Supervisor:
     # ---------------------------------------------------------------- logs
 
     async def _follow(self) -> None:
-        """Shows the children's warnings; not while they stop, when peers miss each other as they must."""
+        """Shows the children's warnings; not while they start or stop, when peers miss each other as they must."""
         loop = asyncio.get_running_loop()
         alarms = tails.Alarms(self._alarm)
         followed = [(name, tails.Tail(child.process.log)) for name, child in self.children.items()]
         while not self._stop.is_set():
             for name, tail in followed:
                 for line in tail.read():
-                    alarms.hear(name, line, loop.time())
+                    if self._ready.is_set():
+                        alarms.hear(name, line, loop.time())
             await asyncio.sleep(_TAIL_S)
 
     def _alarm(self, name: str, line: tails.Line, hidden: int) -> None:

@@ -18,6 +18,8 @@ WARNING: Final = SEVERITIES["warning"]
 
 _LARGEST_READ = 1 << 20
 _QUIET_S = 5.0
+# Envoy's remark on a field that is set on purpose, at each of its starts.
+_EXPECTED = "is marked as work-in-progress"
 # Every line of ours has these; the rest are its fields.
 _HEAD = ("time", "t", "level", "service", "process", "event", "logger", "msg")
 
@@ -109,8 +111,8 @@ class Alarms:
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
 
     def hear(self, process: str, line: Line, now: float) -> None:
-        """Takes a line; those below a warning are ignored."""
-        if line.severity < WARNING:
+        """Takes a line; those below a warning, and what is always said, are ignored."""
+        if line.severity < WARNING or _EXPECTED in line.event:
             return
         key = process, line.event
         last, hidden = self._told.get(key, (-_QUIET_S, 0))

@@ -20,7 +20,7 @@ from heliograph_cli import health, leftovers, record
 from heliograph_cli.console import Console
 from heliograph_cli.failures import FAILED, UNAVAILABLE, USAGE, CommandFailed
 from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, deploy_file, folders
-from heliograph_cli.plan import SINGLE, Choices, Plan, Process, plan_direct
+from heliograph_cli.plan import EDGE, SINGLE, Choices, Plan, Process, plan_direct
 from heliograph_cli.record import ProcessRecord, State, UpRecord
 from heliograph_cli.supervisor import Supervisor
 from mesh.errors import StartError
@@ -41,7 +41,7 @@ class UpOptions(msgspec.Struct, frozen=True):
     state_dir: Path = DEFAULT_STATE_DIR
     direct: bool = False
     gateways: int = 2
-    base_port: int = DEFAULT_PORT
+    base_port: int | None = None
     topology: Path | None = None
     categories: Path | None = None
     producers: Path | None = None
@@ -70,12 +70,12 @@ async def up(options: UpOptions) -> None:
     try:
         await _end_leftovers(place, console)
         try:
-            plan = _prepare(options, place)
+            choices, plan = await _prepare(options, place)
         except StartError as error:
             raise CommandFailed(str(error), USAGE) from None
         _refuse_taken_ports(plan.processes)
         _rotate_logs(plan.processes)
-        await _Run(options, place, plan, console).run()
+        await _Run(options, place, choices, plan, console).run()
     finally:
         lock.release()
 
@@ -123,9 +123,10 @@ async def wait_until_serving(state_dir: Path, pid: int, limit: float) -> UpRecor
 class _Run:
     """One run: the supervisor, and what is said and written down about it."""
 
-    def __init__(self, options: UpOptions, place: Folders, plan: Plan, console: Console) -> None:
+    def __init__(self, options: UpOptions, place: Folders, choices: Choices, plan: Plan, console: Console) -> None:
         self._options = options
         self._place = place
+        self._trust_domain = choices.trust_domain
         self._plan = plan
         self._console = console
         self._start_time = time.time()
@@ -157,12 +158,23 @@ class _Run:
     async def _is_ready(self, process: Process) -> bool:
         if process.socket is not None:
             return await health.serves(process.socket, direct=self._options.direct)
-        return True
+        from heliograph_cli import envoys
+
+        return await envoys.is_ready(str(process.admin))
 
     async def _before_stop(self, process: Process) -> None:
-        if self._state != "stopping":
-            self._state = "stopping"
+        first, self._state = self._state != "stopping", "stopping"
+        if first:
             self._write_down()
+        if self._options.direct:
+            return
+        from heliograph_cli import envoys
+
+        if first:
+            # Whoever comes now would only be sent away again.
+            await envoys.stop_listening(str(self._place.run / f"{EDGE}.admin"))
+        if process.kind == "service":
+            await envoys.leave_service(str(self._place.run / f"{process.name}.admin"))
 
     def _announce(self) -> None:
         self._state = "serving"
@@ -181,10 +193,11 @@ class _Run:
             direct=self._options.direct,
             start_time=self._start_time,
             run_dir=str(self._place.run),
-            trust_domain=_TRUST_DOMAIN,
+            trust_domain=self._trust_domain,
             edge=plan.edge,
             live_urls=plan.live_urls,
             inbound=plan.inbound,
+            producer_host=plan.producer_host,
             processes={
                 name: ProcessRecord(
                     name=name,
@@ -224,30 +237,34 @@ def welcome(found: UpRecord, state_dir: Path, seconds: float) -> list[str]:
 # ---------------------------------------------------------------- preparation
 
 
-def _prepare(options: UpOptions, place: Folders) -> Plan:
+async def _prepare(options: UpOptions, place: Folders) -> tuple[Choices, Plan]:
     from mesh.envoy.certs import ensure_token_key
 
+    ensure_token_key(place.certs)
     choices = Choices(
         direct=options.direct,
         gateways=options.gateways,
         host=socket.gethostname(),
-        base_port=options.base_port,
+        base_port=DEFAULT_PORT if options.base_port is None else options.base_port,
         trust_domain=_TRUST_DOMAIN,
         trace=options.trace,
         categories=_file(options.categories, "categories.toml"),
         producers=_file(options.producers, "producers.example.toml"),
     )
-    ensure_token_key(place.certs)
-    if not options.direct:
-        raise CommandFailed("only --direct runs yet", USAGE)
-    return plan_direct(choices, place)
+    if options.direct:
+        return choices, plan_direct(choices, place)
+    from heliograph_cli import envoys
+
+    topology = envoys.load(_file(options.topology, "topology.toml"), options.base_port)
+    choices = msgspec.structs.replace(choices, base_port=topology.base_port, trust_domain=topology.trust_domain)
+    return choices, await envoys.prepare(topology, choices, place)
 
 
 def _file(given: Path | None, name: str) -> Path:
     if given is None:
         return deploy_file(name)
     if not given.is_file():
-        raise CommandFailed(f"{given}: no such file; name the {name.partition('.')[0]} registry", USAGE)
+        raise CommandFailed(f"{given}: no such file; name another one, or leave it out", USAGE)
     return given.absolute()
 
 

@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
 def up(
     direct: Annotated[bool, typer.Option("--direct", help="The services alone: no Envoy, no TLS.")] = False,
     gateways: Annotated[int, typer.Option(min=0, max=16, help="Number of gateway nodes.")] = 2,
-    base_port: Annotated[int, typer.Option(min=1, max=65000, help="First of the loopback ports.")] = 7400,
+    base_port: Annotated[
+        int | None, typer.Option(min=1, max=65000, help="First of the loopback ports; default: 7400.")
+    ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     topology: Annotated[Path | None, typer.Option(help="Topology file of the mesh.")] = None,
     categories: Annotated[Path | None, typer.Option(help="Registry of categories.")] = None,

@@ -40,6 +40,7 @@ def _mesh() -> Plan:
         edge="127.0.0.1:7400",
         live_url="wss://127.0.0.1:7400/v1/ws",
         inbound={"ingest": "127.0.0.1:17401"},
+        producer_host="producers.localhost",
     )
 
 

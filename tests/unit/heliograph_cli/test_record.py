@@ -25,6 +25,7 @@ def _record(pid: int) -> UpRecord:
         edge="",
         live_urls={"gw-a-0": "ws://127.0.0.1:1/v1/ws"},
         inbound={},
+        producer_host="",
         processes={"ingest": one},
     )
 

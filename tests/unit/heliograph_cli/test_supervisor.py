@@ -142,9 +142,9 @@ async def test_a_start_that_cannot_succeed_stops_everything_with_its_last_words(
     """Exit code 2 at the first start is final: its line is the failure, and nobody is left running."""
     stage = _Stage(tmp_path)
     stage.add("good", _SERVE)
-    stage.add("broken", "import sys; print('heliograph x: no such file', file=sys.stderr); sys.exit(2)")
+    stage.add("broken", "import sys; print('heliograph broken: no such file', file=sys.stderr); sys.exit(2)")
     supervisor = stage.supervisor()
-    with pytest.raises(CommandFailed, match=r"^broken: heliograph x: no such file$") as caught:
+    with pytest.raises(CommandFailed, match=r"^broken: no such file$") as caught:
         await supervisor.run(ready_limit=10.0, when_ready=lambda: None)
     assert caught.value.code == USAGE
     assert all(child.pid == 0 for child in supervisor.children.values())

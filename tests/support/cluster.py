@@ -1,0 +1,278 @@
+"""A whole Heliograph as processes, for scenarios: `heliograph up` with folders and ports of its own.
+
+In the shape `processes` services speak directly, in the shape `mesh` through Envoys with TLS; the same scenario runs
+in both. Must not reach into a service: scenarios see what producers, recipients and operators see, and send signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import heliograph_cli
+from heliograph.delivery.v1 import inbox_service_pb2, inbox_service_pb2_grpc
+from heliograph.ingest.v1 import ingest_service_pb2, ingest_service_pb2_grpc
+from heliograph_cli import record
+from heliograph_cli.connection import Actor, Connection, Reach, connect, sign
+from heliograph_cli.folders import Folders, folders
+from heliograph_cli.publishing import Draft, build
+from heliograph_cli.record import ProcessRecord, UpRecord
+from tests.support.wait import until
+
+Shape = Literal["processes", "mesh"]
+
+TENANT = "acme"
+PRODUCER = "demo"
+START_LIMIT_S = 25.0
+STOP_LIMIT_S = 20.0
+
+# Below the range that the system takes ports for outgoing connections from. A mesh needs all offsets of its topology.
+_FIRST_PORT, _LAST_PORT, _PORTS_A_CLUSTER = 20_000, 31_000, 500
+_PROBED = (0, 11, 12, 13, 14, 15, 20, 21, 40, 41)
+_WRAPPER = str(Path(heliograph_cli.__file__).with_name("child.py"))
+
+
+class Cluster:
+    """One `heliograph up`; use it as an async context manager.
+
+    Args:
+        folder: a folder of the test's own for state; a short one, see the fixture `run_dir`.
+        shape: without or with Envoys.
+        gateways: number of gateway nodes.
+        trace: log the path of every event.
+        environ: settings of services, such as `HELIOGRAPH_GATEWAY_SESSION_AGE`.
+        arguments: further flags of `heliograph up`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        shape: Shape,
+        gateways: int = 2,
+        trace: bool = False,
+        environ: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        self.shape = shape
+        self.place: Folders = folders(folder / "state", str(folder))
+        self.base_port = free_base_port()
+        self._gateways = gateways
+        self._trace = trace
+        self._arguments = arguments
+        # XDG_RUNTIME_DIR: the sockets lie in the test's folder and go with it.
+        self._environ = {**os.environ, **(environ or {}), "XDG_RUNTIME_DIR": str(folder)}
+        self._output = folder / "up.out"
+        self._up: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Cluster:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # ---------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Starts everything and returns when it serves.
+
+        Raises:
+            AssertionError: it does not; the text has what `up` said.
+        """
+        up = await self.launch()
+        try:
+            await until(lambda: up.returncode is not None or self._serves(up.pid), START_LIMIT_S, "everything to serve")
+        except AssertionError:
+            up.kill()
+            await up.wait()
+            raise AssertionError(f"not ready within {START_LIMIT_S:g} s:\n{self.output()}") from None
+        assert up.returncode is None, f"heliograph up ended with {up.returncode}:\n{self.output()}"
+
+    async def launch(self) -> asyncio.subprocess.Process:
+        """Starts `heliograph up` and returns its process at once."""
+        flags = ["--state-dir", str(self.place.state), "--base-port", str(self.base_port)]
+        flags += ["--gateways", str(self._gateways), *self._arguments]
+        flags += ["--direct"] if self.shape == "processes" else []
+        flags += ["--trace"] if self._trace else []
+        command = [sys.executable, "-m", "heliograph_cli", "up", *flags]
+        with self._output.open("ab") as output:
+            # The wrapper ends it with the test run, however that ends.
+            self._up = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", _WRAPPER, str(os.getpid())),
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environ,
+                start_new_session=True,
+            )
+        return self._up
+
+    async def stop(self) -> int:
+        """Stops everything in order and returns the exit code of `heliograph up`; stopped already is fine.
+
+        Raises:
+            AssertionError: it does not stop in time; it is killed.
+        """
+        up = self._up
+        if up is None:
+            return 0
+        if up.returncode is None:
+            up.terminate()
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                return await up.wait()
+        except TimeoutError:
+            up.kill()
+            await up.wait()
+            raise AssertionError(f"not stopped within {STOP_LIMIT_S:g} s:\n{self.output()}") from None
+
+    async def end_abruptly(self) -> None:
+        """Kills `heliograph up` itself; its children end on their own."""
+        assert self._up is not None
+        self._up.kill()
+        await self._up.wait()
+
+    def output(self) -> str:
+        """Returns what `heliograph up` has said so far."""
+        return self._output.read_text(encoding="utf-8") if self._output.exists() else ""
+
+    # ---------------------------------------------------------------- processes
+
+    @property
+    def running(self) -> UpRecord:
+        """What runs now, as `up.json` says."""
+        found = record.read(self.place.record)
+        assert found is not None, "nothing was started yet"
+        return found
+
+    def process(self, name: str) -> ProcessRecord:
+        """Returns one process by its name, such as "delivery" or `node(0)`."""
+        return self.running.processes[name]
+
+    def node(self, index: int) -> str:
+        """Returns the id of a gateway node, which is the name of its process."""
+        return [name for name, one in self.running.processes.items() if _is_node(one)][index]
+
+    def send(self, name: str, number: signal.Signals) -> ProcessRecord:
+        """Sends a signal to a process and returns the process as it was."""
+        one = self.process(name)
+        assert one.pid, f"{name} does not run"
+        os.kill(one.pid, number)
+        return one
+
+    async def kill(self, name: str) -> ProcessRecord:
+        """Kills a process with SIGKILL, waits until that was noticed, and returns it as it was."""
+        one = self.send(name, signal.SIGKILL)
+        await until(lambda: self.process(name).pid != one.pid, 10.0, f"the end of {name} to be noticed")
+        return one
+
+    async def wait_restarted(self, before: ProcessRecord, limit_s: float = 20.0) -> ProcessRecord:
+        """Waits until a process that was there before serves again, and returns it as it is now."""
+
+        def again() -> bool:
+            now = self.process(before.name)
+            return now.state == "serving" and now.pid not in (0, before.pid)
+
+        await until(again, limit_s, f"{before.name} to serve again")
+        return self.process(before.name)
+
+    # ---------------------------------------------------------------- callers
+
+    @property
+    def reach(self) -> Reach:
+        """How the command's own code finds this cluster."""
+        return Reach(state_dir=self.place.state)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Opens channels to call any method as a producer, a recipient or an operator."""
+        async with connect(self.reach, self.place) as connection:
+            yield connection
+
+    def token(self, recipient: str, *, role: str = "recipient", tenant: str = TENANT, lifetime: float = 600.0) -> str:
+        """Returns a token."""
+        return sign(self.place, Actor(role, recipient, tenant), lifetime)
+
+    async def publish(self, *recipients: str, title: str = "Hello", request_id: str = "", body: str = "") -> str:
+        """Publishes one event as the development producer, and returns its id."""
+        request = build(Draft(recipients=recipients, title=title, request_id=request_id, body=body))
+        async with self.connection() as connection:
+            answer: ingest_service_pb2.PublishResponse = await connection.call(
+                "ingest",
+                lambda channel: ingest_service_pb2_grpc.IngestServiceStub(channel).Publish,
+                request,
+                Actor("producer", PRODUCER, TENANT),
+            )
+        return answer.event_id
+
+    async def inbox(self, recipient: str) -> list[inbox_service_pb2.InboxItem]:
+        """Returns a recipient's list, newest first."""
+        async with self.connection() as connection:
+            answer: inbox_service_pb2.ListInboxResponse = await connection.call(
+                "delivery",
+                lambda channel: inbox_service_pb2_grpc.InboxServiceStub(channel).ListInbox,
+                inbox_service_pb2.ListInboxRequest(page_size=200),
+                Actor("recipient", recipient, TENANT),
+            )
+        return list(answer.items)
+
+    async def run(self, *words: str) -> tuple[int, str, str]:
+        """Runs `heliograph` with this cluster's state folder; returns exit code, output and errors."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "heliograph_cli", *words, "--state-dir", str(self.place.state)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environ,
+        )
+        try:
+            async with asyncio.timeout(20.0):
+                output, errors = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise
+        return process.returncode or 0, output.decode(), errors.decode()
+
+    def _serves(self, pid: int) -> bool:
+        found = record.read(self.place.record)
+        return found is not None and found.pid == pid and found.state == "serving"
+
+
+def free_base_port() -> int:
+    """Returns the first of a range of ports that nobody uses now; test runs side by side begin at different places.
+
+    Raises:
+        AssertionError: every range is in use.
+    """
+    count = (_LAST_PORT - _FIRST_PORT) // _PORTS_A_CLUSTER
+    for step in range(count):
+        base = _FIRST_PORT + (os.getpid() + step) % count * _PORTS_A_CLUSTER
+        if all(_is_free(base + offset) for offset in _PROBED):
+            return base
+    raise AssertionError("no range of free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _is_node(one: ProcessRecord) -> bool:
+    return one.kind == "service" and one.service == "gateway"
