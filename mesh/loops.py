@@ -1,6 +1,7 @@
 """Loops that an app keeps running: critical ones, whose exception ends the process, and restarted ones.
 
-Must not start anything by itself: `mesh.app` begins and ends loops inside its task group.
+Also `why_ended`, for links that reopen their stream themselves. Must not start anything by itself: `mesh.app` begins
+and ends loops inside its task group.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from mesh import backoff
-from mesh.errors import Failure
+from mesh.errors import Cancelled, Failure, Internal
 
 Body = Callable[[], Awaitable[None]]
 
@@ -99,6 +100,38 @@ async def _run_once(name: str, body: Body, log: FilteringBoundLogger) -> str:
         log.exception("loop_broken", loop=name)
         return type(error).__name__
     return "returned"
+
+
+async def why_ended(body: Body, *, log: FilteringBoundLogger) -> Failure | None:
+    """Runs one life of a link and returns the failure that ended it; None when the body returned.
+
+    A cancelled caller always gets its CancelledError, also when something fails in the same moment: a task group then
+    tells of the failure only, and a loop that catches failures would live on. What is no failure is a bug: it is
+    logged with its traceback and returned as one, so that the link comes back.
+    """
+    try:
+        await body()
+    except asyncio.CancelledError:
+        if _is_being_cancelled():
+            raise
+        return Cancelled("the call was cancelled", reason="PEER_UNAVAILABLE")
+    except Exception as error:
+        if _is_being_cancelled():
+            raise asyncio.CancelledError from error
+        leaves = _leaves(error)
+        for leaf in leaves:
+            if not isinstance(leaf, Failure):
+                log.error("link_broken", exc_info=leaf)
+                return Internal(f"{type(leaf).__name__} in the link", reason="INTERNAL")
+        return next((leaf for leaf in leaves if isinstance(leaf, Failure)), None)
+    return None
+
+
+def _leaves(error: Exception) -> list[Exception]:
+    """Returns the exceptions in a group, however deep; an exception that is no group is its own leaf."""
+    if not isinstance(error, ExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
 def _is_being_cancelled() -> bool:
