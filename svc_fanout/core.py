@@ -5,7 +5,9 @@ Pure: no I/O, time is an argument. Path step 4.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -14,12 +16,12 @@ from heliograph.delivery.v1 import delivery_service_pb2
 from heliograph.ingest.v1 import event_record_pb2
 from heliograph.prefs.v1 import prefs_service_pb2
 from heliograph.type.v1 import envelope_pb2, plan_pb2
-from mesh.errors import DataLoss
+from mesh.errors import DataLoss, Internal
 
 # One call to prefs may have so many recipients and items.
 LARGEST_PAGE = 10_000
 LARGEST_ITEMS = 50
-# One batch to delivery; the first limit that is reached closes it.
+# One batch to delivery; the first limit that is reached closes it. More bytes has only one event alone.
 LARGEST_BATCH_EVENTS = 500
 LARGEST_BATCH_RECIPIENTS = 2_000
 LARGEST_BATCH_BYTES = 256 * 1024
@@ -27,10 +29,12 @@ LARGEST_BATCH_BYTES = 256 * 1024
 CLOCK_ALLOWANCE_US = 1_000_000
 
 _MICROS = 1_000_000
-_ENVELOPE_BYTES = 250
-_RECIPIENT_BYTES = 24
+# What names an event, a group and a recipient id on the wire, at most.
+_EVENT_BYTES = 8
+_GROUP_BYTES = 12
+_RECIPIENT_BYTES = 3
 
-_OPTED_OUT_BY_EXPIRY = prefs_service_pb2.Resolution(suppress_reason=plan_pb2.SUPPRESS_REASON_EXPIRED)
+_EXPIRED = prefs_service_pb2.Resolution(suppress_reason=plan_pb2.SUPPRESS_REASON_EXPIRED)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -63,6 +67,15 @@ def undecodable(what: str) -> DataLoss:
     return DataLoss(f"event record cannot be read: {what}", reason="RECORD_UNDECODABLE")
 
 
+def misanswered(asked: int, answered: int) -> Internal:
+    """Prefs broke its contract; nothing of the answer is believed."""
+    return Internal(
+        f"prefs answered {answered} of {asked} items",
+        reason="INTERNAL",
+        metadata={"asked": str(asked), "answered": str(answered)},
+    )
+
+
 def decode(position: int, value: bytes) -> Event:
     """Returns the event of a lane record.
 
@@ -75,9 +88,12 @@ def decode(position: int, value: bytes) -> Event:
         raise undecodable(str(error)) from None
     if record.envelope.kind != envelope_pb2.ENVELOPE_KIND_NOTIFY:
         raise undecodable(f"kind {record.envelope.kind} is unknown to this version")
-    if not record.envelope.tenant_id or not record.envelope.notification_id or not record.audience.recipient_ids:
+    recipient_ids = tuple(dict.fromkeys(record.audience.recipient_ids))
+    if not record.envelope.tenant_id or not record.envelope.notification_id or not recipient_ids:
         raise undecodable("tenant, id or audience is missing")
-    return Event(position, record.envelope, tuple(dict.fromkeys(record.audience.recipient_ids)))
+    if "" in recipient_ids:
+        raise undecodable("a recipient has no id")
+    return Event(position, record.envelope, recipient_ids)
 
 
 def is_expired(event: Event, now_us: int) -> bool:
@@ -125,9 +141,14 @@ def answers(
     """Returns the decisions by tenant and category.
 
     Groups naming somebody who was not asked about are harmless: only an event's own recipients are looked up.
+
+    Raises:
+        Internal: prefs answered something else than what it was asked.
     """
     found: dict[tuple[str, str], Answer] = {}
     for request, response in zip(requests, responses, strict=True):
+        if len(request.items) != len(response.items):
+            raise misanswered(len(request.items), len(response.items))
         for item, resolved in zip(request.items, response.items, strict=True):
             key = (request.tenant_id, item.category)
             before = found.get(key)
@@ -153,10 +174,11 @@ def batches(events: Sequence[Event], decided: Answers, now_us: int) -> Iterator[
 def _groups(
     event: Event, decided: Answers, now_us: int
 ) -> Iterator[tuple[prefs_service_pb2.Resolution, Sequence[str]]]:
-    if is_expired(event, now_us):
-        yield _OPTED_OUT_BY_EXPIRY, event.recipient_ids
+    answer = decided.get((event.envelope.tenant_id, event.envelope.category))
+    # Nothing was asked about it when it had expired by then, even if the clock was set back since.
+    if answer is None or is_expired(event, now_us):
+        yield _EXPIRED, event.recipient_ids
         return
-    answer = decided[event.envelope.tenant_id, event.envelope.category]
     if not answer.others:
         yield answer.default, event.recipient_ids
         return
@@ -188,20 +210,22 @@ class _Cutter:
         self, event: Event, resolution: prefs_service_pb2.Resolution, recipient_ids: Sequence[str]
     ) -> Iterator[Batch]:
         """Adds recipients with one decision; yields the batches that are full."""
-        size = len(event.envelope.notification) + _ENVELOPE_BYTES
         start = 0
         while start < len(recipient_ids):
-            if self._is_full(event, size):
+            cost = _GROUP_BYTES + self._cost_of_event(event)
+            count, size = self._fitting(recipient_ids, start, LARGEST_BATCH_BYTES - self._bytes - cost)
+            full = len(self._positions) >= LARGEST_BATCH_EVENTS and self._is_new(event)
+            if not count or full:
                 yield from self.close()
-            taken = recipient_ids[start : start + LARGEST_BATCH_RECIPIENTS - self._recipients]
-            if not self._positions or self._positions[-1] != event.position:
+                continue
+            if self._is_new(event):
                 self._message.dispatches.add(envelope=event.envelope)
                 self._positions.append(event.position)
-                self._bytes += size
+            taken = recipient_ids[start : start + count]
             self._message.dispatches[-1].groups.add(recipient_ids=taken, plan_index=self._plan(resolution))
-            self._recipients += len(taken)
-            self._bytes += _RECIPIENT_BYTES * len(taken)
-            start += len(taken)
+            self._recipients += count
+            self._bytes += cost + size
+            start += count
 
     def close(self) -> Iterator[Batch]:
         """Yields what is in the open batch."""
@@ -209,14 +233,20 @@ class _Cutter:
             yield Batch(self._message, self._positions)
             self._start()
 
-    def _is_full(self, event: Event, size: int) -> bool:
-        if not self._positions:
-            return False
-        if self._recipients >= LARGEST_BATCH_RECIPIENTS:
-            return True
-        if self._positions[-1] == event.position:
-            return False
-        return len(self._positions) >= LARGEST_BATCH_EVENTS or self._bytes + size > LARGEST_BATCH_BYTES
+    def _is_new(self, event: Event) -> bool:
+        return not self._positions or self._positions[-1] != event.position
+
+    def _cost_of_event(self, event: Event) -> int:
+        return event.envelope.ByteSize() + _EVENT_BYTES if self._is_new(event) else 0
+
+    def _fitting(self, recipient_ids: Sequence[str], start: int, room: int) -> tuple[int, int]:
+        """Returns how many recipients the open batch still takes, at least one if it is empty, and their bytes."""
+        most = LARGEST_BATCH_RECIPIENTS - self._recipients
+        sizes = list(accumulate(len(id_) + _RECIPIENT_BYTES for id_ in recipient_ids[start : start + most]))
+        count = len(sizes) if sizes and sizes[-1] <= room else bisect_right(sizes, room)
+        if not count and not self._positions:
+            count = 1
+        return count, sizes[count - 1] if count else 0
 
     def _plan(self, resolution: prefs_service_pb2.Resolution) -> int:
         key = resolution.SerializeToString(deterministic=True)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 
+import msgspec
+
 from heliograph.delivery.v1 import delivery_service_pb2 as pb
 from heliograph.delivery.v1 import delivery_service_pb2_grpc as pb_grpc
 from heliograph.type.v1 import notification_pb2
 from mesh.backoff import full_jitter
 from mesh.channel import Channels
 from mesh.clock import Clock
-from mesh.errors import FailedPrecondition, Failure, Unavailable
+from mesh.errors import FailedPrecondition, Unavailable
+from mesh.loops import why_ended
 from mesh.streams import Bidi, connect
 from mesh.telemetry import logger
 from svc_fanout.metrics import Metrics
@@ -24,11 +27,32 @@ from svc_fanout.ports import Answer
 PROTOCOL_VERSION = 1
 FEATURES: tuple[str, ...] = ()
 
-_PING_INTERVAL = 1.0
-_SILENCE_LIMIT = 3.0
-_FRAMES = 64
+# What delivery may announce at most; the stream's queue holds so many batches, and pings beside them.
+_LARGEST_WINDOW = 64
+_FRAMES = _LARGEST_WINDOW + 16
 
 _Stream = Bidi[pb.DispatchRequest, pb.DispatchResponse]
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How a link keeps time, in seconds.
+
+    Attributes:
+        ping: from one ping to the next, and from one look at the silence to the next.
+        silence: so long may the peer say nothing; also the end of the wait for its answer to the opening.
+        first_retry: bound of the first wait before a new stream.
+        last_retry: largest bound.
+        steady: a stream that lived so long starts the back-off anew.
+    """
+
+    ping: float = 1.0
+    silence: float = 3.0
+    first_retry: float = 0.1
+    last_retry: float = 2.0
+    steady: float = 5.0
+
+
+PACE = Pace()
 
 
 class DispatchLink:
@@ -42,12 +66,14 @@ class DispatchLink:
         channels: Channels,
         clock: Clock,
         metrics: Metrics,
+        pace: Pace = PACE,
     ) -> None:
         self._priority = priority
         self._process = process
         self._channels = channels
         self._clock = clock
         self._metrics = metrics
+        self._pace = pace
         self._log = logger().bind(priority=notification_pb2.Priority.Name(priority))
         self._stream: _Stream | None = None
         self._moving = False
@@ -63,16 +89,17 @@ class DispatchLink:
     async def send(self, batch: pb.DispatchBatch) -> Answer:
         """See the port."""
         size = batch.ByteSize()
-        while not self._has_room(size):
+        while (stream := self._stream_with_room(size)) is None:
             self._room.clear()
             await self._room.wait()
         self._sequence += 1
         batch.sequence = self._sequence
         answer: Answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_seen)
         self._unanswered[self._sequence] = (answer, size)
         self._unanswered_bytes += size
-        if self._stream is not None:
-            self._stream.send(pb.DispatchRequest(batch=batch))
+        # The queue has room for a window; a closed stream takes nothing, and its end fails the answer.
+        stream.send(pb.DispatchRequest(batch=batch))
         return answer
 
     async def run(self) -> None:
@@ -80,15 +107,16 @@ class DispatchLink:
         attempt = 0
         while True:
             began = self._clock.monotonic()
-            try:
-                await self._serve_stream()
-            except* Failure as group:
-                failure = _first(group)
+            self._moving = False
+            failure = await why_ended(self._serve_stream, log=self._log)
+            if failure is not None:
                 level = self._log.info if self._moving else self._log.warning
                 level("dispatch_lost", reason=failure.reason, error=failure.message)
-            moved = self._moving
-            attempt = 0 if moved or self._clock.monotonic() - began > 5.0 else attempt + 1
-            await asyncio.sleep(full_jitter(attempt, base=0.1, cap=2.0, random=random.random()))
+            lived = self._clock.monotonic() - began
+            attempt = 0 if self._moving or lived > self._pace.steady else attempt + 1
+            await asyncio.sleep(
+                full_jitter(attempt, base=self._pace.first_retry, cap=self._pace.last_retry, random=random.random())
+            )
 
     async def _serve_stream(self) -> None:
         stub = pb_grpc.DeliveryServiceStub(self._channels.stream("delivery"))
@@ -118,7 +146,12 @@ class DispatchLink:
                 )
             )
         )
-        frame = await stream.read()
+        try:
+            # Cancelling a read ends the call: that is what a peer deserves that takes a stream and says nothing.
+            async with asyncio.timeout(self._pace.silence):
+                frame = await stream.read()
+        except TimeoutError:
+            raise Unavailable("delivery did not answer the opening", reason="PEER_UNAVAILABLE") from None
         if frame is None or frame.WhichOneof("frame") != "ready":
             raise Unavailable("delivery answered the opening with another frame", reason="PEER_UNAVAILABLE")
         if frame.ready.protocol_version != PROTOCOL_VERSION:
@@ -128,14 +161,13 @@ class DispatchLink:
         return frame.ready
 
     def _open(self, stream: _Stream, ready: pb.DispatchReady) -> None:
-        self._moving = False
         self._sequence = 0
-        self._window_count = ready.window_count
+        self._window_count = max(1, min(ready.window_count, _LARGEST_WINDOW))
         self._window_bytes = ready.window_bytes
         self._heard = self._clock.monotonic()
         self._stream = stream
         self._metrics.streams.inc()
-        self._log.info("dispatch_opened", window_count=ready.window_count)
+        self._log.info("dispatch_opened", window_count=self._window_count)
         self._room.set()
 
     def _close(self) -> None:
@@ -161,17 +193,17 @@ class DispatchLink:
                 case _:
                     self._metrics.unknown_frames.inc()
             if self._moving and not self._unanswered:
+                # Delivery ends its side when it has seen the end of ours.
                 stream.close()
-                return
 
     async def _keep_alive(self, stream: _Stream) -> None:
         number = 0
         while True:
-            await asyncio.sleep(_PING_INTERVAL)
+            await asyncio.sleep(self._pace.ping)
             number += 1
             stream.send(pb.DispatchRequest(ping=pb.DispatchPing(ping_number=number)))
-            if self._clock.monotonic() - self._heard > _SILENCE_LIMIT:
-                raise Unavailable(f"delivery was silent for {_SILENCE_LIMIT:g} s", reason="PEER_UNAVAILABLE")
+            if self._clock.monotonic() - self._heard > self._pace.silence:
+                raise Unavailable(f"delivery was silent for {self._pace.silence:g} s", reason="PEER_UNAVAILABLE")
 
     def _take_result(self, result: pb.DispatchResult) -> None:
         known = self._unanswered.pop(result.sequence, None)
@@ -183,16 +215,16 @@ class DispatchLink:
             answer.set_result(list(result.refusals))
         self._room.set()
 
-    def _has_room(self, size: int) -> bool:
-        if self._stream is None or self._moving or len(self._unanswered) >= self._window_count:
-            return False
-        return not self._unanswered or self._unanswered_bytes + size <= self._window_bytes
+    def _stream_with_room(self, size: int) -> _Stream | None:
+        """Returns the open stream if it takes a batch of this size now; one that is too large for the window, alone."""
+        if self._moving or len(self._unanswered) >= self._window_count:
+            return None
+        if self._unanswered and self._unanswered_bytes + size > self._window_bytes:
+            return None
+        return self._stream
 
 
-def _first(group: BaseExceptionGroup[Failure]) -> Failure:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    if not isinstance(found, Failure):
-        raise found
-    return found
+def _seen(answer: Answer) -> None:
+    """Whoever waited may have been cancelled; then nobody asks for the exception, and that is all right."""
+    if not answer.cancelled():
+        answer.exception()

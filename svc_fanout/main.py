@@ -46,6 +46,7 @@ def wire(app: App, settings: FanoutSettings) -> None:
     app.resource("channels", None, channels.close)
     prefs = GrpcPrefs(channels)
     readers = {}
+    workers = []
     for lane, priority in _PRIORITIES.items():
         reader = open_reader(
             settings.lanes_url,
@@ -74,7 +75,15 @@ def wire(app: App, settings: FanoutSettings) -> None:
         app.resource(f"lane {lane}", reader.open, reader.close)
         app.supervise(f"dispatch {lane}", link.run)
         app.supervise(f"worker {lane}", worker.run)
-        app.on_drain(f"worker {lane}", worker.drain)
+        workers.append(worker)
+
+    async def drain() -> None:
+        # At once, not one by one: without delivery none of them ends, and each would use up the whole limit.
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(worker.drain())
+
+    app.on_drain("workers", drain)
 
     async def measure_lag() -> None:
         while True:

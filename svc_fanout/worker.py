@@ -20,7 +20,10 @@ from svc_fanout import core
 from svc_fanout.metrics import Metrics
 from svc_fanout.ports import Answer, Delivery, Prefs
 
-_READ_WAIT = 0.5
+# Above an event that does not end, so many positions are read on; then the lane waits for it.
+LARGEST_SPAN = 100_000
+
+_LAST_RETRY = 5.0
 
 
 class LaneWorker:
@@ -39,7 +42,27 @@ class LaneWorker:
         batches_in_flight: int,
         commit_interval: float,
         trace: Callable[..., None] | None,
+        read_wait: float = 0.5,
+        first_retry: float = 0.1,
+        largest_span: int = LARGEST_SPAN,
     ) -> None:
+        """Connects the worker.
+
+        Args:
+            lane: its name.
+            reader: the lane, open.
+            prefs: decides who gets what.
+            delivery: takes batches.
+            clock: tells what has expired.
+            metrics: counts.
+            read_limit: events read at once.
+            batches_in_flight: batches that may be unfinished.
+            commit_interval: seconds between two commits of the position.
+            trace: logs steps of the path; None when that is off.
+            read_wait: seconds that a read waits for events.
+            first_retry: bound of the first wait, in seconds, when something did not answer.
+            largest_span: positions read above one that does not end; they are kept in memory, and a crash repeats them.
+        """
         self._lane = lane
         self._reader = reader
         self._prefs = prefs
@@ -58,6 +81,13 @@ class LaneWorker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._records: dict[int, tuple[Stored, str]] = {}
+        # position -> event id, of finished events whose position is not committed; only for the trace.
+        self._finished: dict[int, str] = {}
+        self._progress = asyncio.Event()
+        self._last = 0
+        self._read_wait = read_wait
+        self._first_retry = first_retry
+        self._largest_span = largest_span
         self._stopping = False
 
     async def run(self) -> None:
@@ -66,8 +96,10 @@ class LaneWorker:
             committing = group.create_task(self._commit_regularly())
             while not self._stopping:
                 stored = await self._read()
-                if stored:
+                # What was read and not begun is read again after the start: its position is not committed.
+                if stored and not self._stopping:
                     await self._work(stored, group)
+                    await self._keep_span()
             # The batches in flight belong to this group; the last of them ends the wait.
             await self._idle.wait()
             committing.cancel()
@@ -76,6 +108,7 @@ class LaneWorker:
     async def drain(self) -> None:
         """Takes no new events, waits for what is in flight, and commits."""
         self._stopping = True
+        self._progress.set()
         await self._idle.wait()
         await self._commit()
 
@@ -83,7 +116,7 @@ class LaneWorker:
         attempt = 0
         while not self._stopping:
             try:
-                return await self._reader.read(self._read_limit, _READ_WAIT)
+                return await self._reader.read(self._read_limit, self._read_wait)
             except PositionLost as failure:
                 # Never a silent jump: the lane stays where it is until an operator says so.
                 self._log.critical("position_lost", error=failure.message)
@@ -99,6 +132,7 @@ class LaneWorker:
         events: list[core.Event] = []
         for record in stored:
             self._low_water.add(record.position)
+            self._last = record.position
             try:
                 event = core.decode(record.position, record.value)
             except Failure as failure:
@@ -128,6 +162,12 @@ class LaneWorker:
                     self._trace("dispatched", event_id=dispatch.envelope.event_id, sequence=batch.message.sequence)
             group.create_task(self._finish(batch, answer))
         self._close([event.position for event in events])
+
+    async def _keep_span(self) -> None:
+        """Waits while the oldest unfinished event is too far behind: what is above it fills memory."""
+        while not self._stopping and self._records and self._last - next(iter(self._records)) >= self._largest_span:
+            self._progress.clear()
+            await self._progress.wait()
 
     async def _ask_prefs(self, events: Sequence[core.Event]) -> core.Answers:
         requests = core.questions(events, self._now_us())
@@ -162,19 +202,20 @@ class LaneWorker:
         except Failure:
             self._metrics.retries["stream"].inc()
             return batch, 0.0
-        waiting: list[int] = []
+        if any(not 0 <= refusal.dispatch_index < len(batch.positions) for refusal in refusals):
+            self._log.error("answer_not_understood", sequence=batch.message.sequence)
+            return batch, 0.0
+        waiting: set[int] = set()
         delay = 0.0
-        refused: set[int] = set()
         for refusal in refusals:
-            index = refusal.dispatch_index
-            refused.add(index)
             failure = from_description(refusal.refusal)
-            if failure.retriable:
-                waiting.append(index)
+            if failure.retriable or failure.retry_delay is not None:
+                waiting.add(refusal.dispatch_index)
                 delay = max(delay, failure.retry_delay or 0.0)
             else:
-                record, _ = self._records[batch.positions[index]]
+                record, _ = self._records[batch.positions[refusal.dispatch_index]]
                 await self._park(record, failure)
+        refused = {refusal.dispatch_index for refusal in refusals}
         if waiting:
             self._metrics.retries["refused"].inc()
         self._metrics.deliveries[self._lane].inc(
@@ -185,9 +226,8 @@ class LaneWorker:
                 for group in dispatch.groups
             )
         )
-        still = set(waiting)
-        self._close([position for index, position in enumerate(batch.positions) if index not in still])
-        return core.narrowed(batch, sorted(still)), delay
+        self._close([position for index, position in enumerate(batch.positions) if index not in waiting])
+        return core.narrowed(batch, sorted(waiting)), delay
 
     def _close(self, positions: Sequence[int]) -> None:
         finished = 0
@@ -199,8 +239,10 @@ class LaneWorker:
                 self._low_water.done(position)
                 finished += 1
                 if self._trace is not None:
-                    self._trace("advanced", event_id=event_id, position=position)
+                    self._finished[position] = event_id
         self._metrics.events[self._lane].inc(finished)
+        if finished:
+            self._progress.set()
         if not self._open:
             self._idle.set()
 
@@ -234,9 +276,14 @@ class LaneWorker:
             self._log.warning("position_not_committed", reason=failure.reason, error=failure.message)
             return
         self._committed = point
+        if self._trace is not None:
+            for position in [position for position in self._finished if position <= point]:
+                self._trace("advanced", event_id=self._finished.pop(position), position=position)
 
     async def _pause(self, attempt: int, *, at_least: float = 0.0) -> None:
-        await asyncio.sleep(at_least + full_jitter(attempt, base=0.1, cap=5.0, random=random.random()))
+        await asyncio.sleep(
+            at_least + full_jitter(attempt, base=self._first_retry, cap=_LAST_RETRY, random=random.random())
+        )
 
     def _now_us(self) -> int:
         return round(self._clock.wall() * 1_000_000)

@@ -1,0 +1,366 @@
+"""Examples and properties of `svc_fanout.core`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heliograph.ingest.v1 import event_record_pb2
+from heliograph.prefs.v1 import prefs_service_pb2
+from heliograph.type.v1 import notification_pb2, plan_pb2
+from mesh.errors import DataLoss, Internal
+from svc_fanout import core
+from tests.support.dispatching import LIVE, NOTHING, QUIET, InProcessPrefs, id_of, make_envelope, make_record
+
+NOW_US = 1_700_000_100_000_000
+S_US = core.CLOCK_ALLOWANCE_US
+
+
+def event(
+    number: int, recipients: int | Sequence[str], *, content: bytes | None = None, expire_us: int | None = None
+) -> core.Event:
+    """Event `number` as decoded; recipients by name or by count."""
+    names = [f"r{index}" for index in range(recipients)] if isinstance(recipients, int) else recipients
+    record = make_record(make_envelope(number, content=content, expire_us=expire_us), names)
+    return core.decode(number, record.value)
+
+
+def decided(events: Sequence[core.Event], prefs: InProcessPrefs, now_us: int = NOW_US) -> core.Answers:
+    """What prefs says about the events."""
+    requests = core.questions(events, now_us)
+    return core.answers(requests, [prefs.decide(request) for request in requests])
+
+
+def cut(events: Sequence[core.Event], prefs: InProcessPrefs, now_us: int = NOW_US) -> list[core.Batch]:
+    """The batches of events."""
+    return list(core.batches(events, decided(events, prefs, now_us), now_us))
+
+
+def recipients_of(batch: core.Batch) -> int:
+    """How many recipients a batch names."""
+    return sum(len(group.recipient_ids) for dispatch in batch.message.dispatches for group in dispatch.groups)
+
+
+# ---------------------------------------------------------------- decode
+
+
+def test_a_record_becomes_an_event() -> None:
+    """The envelope passes as it is, and a recipient who is named twice gets it once, at his first place."""
+    record = make_record(make_envelope(7), ["b", "a", "b"])
+    decoded = core.decode(42, record.value)
+    assert (decoded.position, decoded.recipient_ids) == (42, ("b", "a"))
+    assert decoded.envelope == make_envelope(7)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda record: record.envelope.ClearField("kind"),
+        lambda record: setattr(record.envelope, "kind", 77),
+        lambda record: record.envelope.ClearField("tenant_id"),
+        lambda record: record.envelope.ClearField("notification_id"),
+        lambda record: record.audience.ClearField("recipient_ids"),
+        lambda record: record.audience.recipient_ids.append(""),
+        lambda record: record.Clear(),
+    ],
+    ids=["no kind", "unknown kind", "no tenant", "no id", "no audience", "nameless recipient", "empty"],
+)
+def test_what_cannot_be_delivered_is_refused_as_undecodable(spoil: object) -> None:
+    """A kind that is unknown or a part that is missing is never guessed."""
+    record = event_record_pb2.EventRecord.FromString(make_record(make_envelope(1), ["a"]).value)
+    assert callable(spoil)
+    spoil(record)
+    with pytest.raises(DataLoss) as caught:
+        core.decode(1, record.SerializeToString())
+    assert caught.value.reason == "RECORD_UNDECODABLE"
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_event_or_undecodable(value: bytes) -> None:
+    """Broken bytes raise nothing else."""
+    with contextlib.suppress(DataLoss):
+        assert core.decode(1, value).recipient_ids
+
+
+# ---------------------------------------------------------------- expiry
+
+
+@pytest.mark.parametrize(
+    ("expire_us", "expired"),
+    [(None, False), (NOW_US, False), (NOW_US - S_US, False), (NOW_US - S_US - 1, True), (NOW_US - 10 * S_US, True)],
+)
+def test_nothing_expires_before_every_clock_agrees(expire_us: int | None, expired: bool) -> None:
+    """An event is over only when the clock furthest behind says so."""
+    assert core.is_expired(event(1, 1, expire_us=expire_us), NOW_US) is expired
+
+
+def test_expired_events_ask_nobody_and_travel_with_their_reason() -> None:
+    """Prefs is not asked about them; delivery gets them to write the decision down."""
+    over = event(1, 3, expire_us=NOW_US - 2 * S_US)
+    assert core.questions([over], NOW_US) == []
+    (batch,) = cut([over], InProcessPrefs())
+    (plan,) = batch.message.plans
+    assert plan == plan_pb2.Plan(suppress_reason=plan_pb2.SUPPRESS_REASON_EXPIRED)
+    assert list(batch.message.dispatches[0].groups[0].recipient_ids) == ["r0", "r1", "r2"]
+
+
+def test_an_event_that_expires_while_prefs_is_asked_is_expired() -> None:
+    """The later look decides."""
+    events = [event(1, 2, expire_us=NOW_US)]
+    answers = decided(events, InProcessPrefs())
+    (batch,) = core.batches(events, answers, NOW_US + 2 * S_US)
+    assert batch.message.plans[0].suppress_reason == plan_pb2.SUPPRESS_REASON_EXPIRED
+
+
+def test_a_clock_set_back_revives_nothing() -> None:
+    """An event that nobody was asked about has no decision; it stays expired."""
+    events = [event(1, 2, expire_us=NOW_US - 2 * S_US)]
+    answers = decided(events, InProcessPrefs())
+    (batch,) = core.batches(events, answers, NOW_US - 60 * S_US)
+    assert batch.message.plans[0].suppress_reason == plan_pb2.SUPPRESS_REASON_EXPIRED
+
+
+# ---------------------------------------------------------------- questions and answers
+
+
+def in_category(number: int, category: str, names: Sequence[str], tenant_id: str = "acme") -> core.Event:
+    """An event of a category and tenant."""
+    envelope = make_envelope(number, category=category, tenant_id=tenant_id)
+    return core.decode(number, make_record(envelope, names).value)
+
+
+def test_a_recipient_is_asked_about_once_a_category() -> None:
+    """Many events of one page become one item a category, with each recipient once."""
+    events = [
+        in_category(1, "general", ["a", "b"]),
+        in_category(2, "mention", ["a"]),
+        in_category(3, "general", ["b", "c"]),
+    ]
+    (request,) = core.questions(events, NOW_US)
+    assert request.tenant_id == "acme"
+    assert {item.category: list(item.recipient_ids) for item in request.items} == {
+        "general": ["a", "b", "c"],
+        "mention": ["a"],
+    }
+    assert {item.priority for item in request.items} == {notification_pb2.PRIORITY_NORMAL}
+
+
+def test_tenants_are_asked_about_apart() -> None:
+    """One call is about one tenant, and the same recipient id in two tenants is two people."""
+    events = [in_category(1, "general", ["a"], "acme"), in_category(2, "general", ["a"], "beta")]
+    requests = core.questions(events, NOW_US)
+    assert [request.tenant_id for request in requests] == ["acme", "beta"]
+    prefs = InProcessPrefs()
+    responses = [prefs.decide(request) for request in requests]
+    responses[1].items[0].default_resolution.CopyFrom(NOTHING)
+    answers = core.answers(requests, responses)
+    assert answers["acme", "general"].default == LIVE
+    assert answers["beta", "general"].default == NOTHING
+
+
+def test_calls_stay_within_the_limits_of_prefs() -> None:
+    """At most 50 items and 10,000 recipients a call, and nobody is left out."""
+    events = [in_category(number, f"c{number:03}", ["a", "b"]) for number in range(120)]
+    events.append(core.Event(500, make_envelope(500), [f"r{index}" for index in range(25_000)]))
+    requests = core.questions(events, NOW_US)
+    asked: Counter[tuple[str, str]] = Counter()
+    for request in requests:
+        assert 1 <= len(request.items) <= 50
+        assert sum(len(item.recipient_ids) for item in request.items) <= 10_000
+        asked.update((item.category, recipient_id) for item in request.items for recipient_id in item.recipient_ids)
+    wanted = {(one.envelope.category, recipient_id) for one in events for recipient_id in one.recipient_ids}
+    assert asked == Counter(dict.fromkeys(wanted, 1))
+    assert len(requests) <= 5
+
+
+def test_decisions_of_a_page_that_took_several_calls_are_joined() -> None:
+    """Who differs in the first call and who differs in the second are both known."""
+    prefs = InProcessPrefs()
+    prefs.others = {"r3": NOTHING, "r10005": QUIET}
+    events = [core.Event(1, make_envelope(1), [f"r{index}" for index in range(12_000)])]
+    assert len(core.questions(events, NOW_US)) == 2
+    answer = decided(events, prefs)["acme", "general"]
+    assert answer.default == LIVE
+    assert answer.others == {"r3": NOTHING, "r10005": QUIET}
+
+
+def test_an_answer_that_does_not_fit_its_question_is_a_failure() -> None:
+    """Nothing is planned with it; the worker asks again."""
+    requests = core.questions([event(1, 1)], NOW_US)
+    with pytest.raises(Internal, match="0 of 1 items"):
+        core.answers(requests, [prefs_service_pb2.BatchResolveResponse()])
+
+
+# ---------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize(
+    ("resolution", "channels", "reason"),
+    [
+        (LIVE, [notification_pb2.CHANNEL_INBOX, notification_pb2.CHANNEL_LIVE], 0),
+        (QUIET, [notification_pb2.CHANNEL_INBOX], 0),
+        (NOTHING, [], plan_pb2.SUPPRESS_REASON_OPTED_OUT),
+        (prefs_service_pb2.Resolution(), [], plan_pb2.SUPPRESS_REASON_OPTED_OUT),
+        (
+            prefs_service_pb2.Resolution(channels=LIVE.channels, suppress_reason=plan_pb2.SUPPRESS_REASON_EXPIRED),
+            [],
+            plan_pb2.SUPPRESS_REASON_EXPIRED,
+        ),
+    ],
+)
+def test_a_plan_has_steps_or_a_reason(
+    resolution: prefs_service_pb2.Resolution, channels: Sequence[int], reason: int
+) -> None:
+    """Channels keep their order; a reason comes before channels, and no channel at all is a reason too."""
+    plan = core.plan_of(resolution)
+    assert [step.channel for step in plan.steps] == channels
+    assert plan.suppress_reason == reason
+
+
+def test_equal_plans_stand_once_in_a_batch() -> None:
+    """Groups name plans by index, whichever event they belong to; suppressed groups travel too."""
+    prefs = InProcessPrefs()
+    prefs.others = {"r1": NOTHING, "r3": QUIET}
+    events = [event(number, 5) for number in range(3)]
+    (batch,) = cut(events, prefs)
+    assert [core.plan_of(resolution) for resolution in (LIVE, NOTHING, QUIET)] == list(batch.message.plans)
+    for dispatch in batch.message.dispatches:
+        found = {group.plan_index: list(group.recipient_ids) for group in dispatch.groups}
+        assert found == {0: ["r0", "r2", "r4"], 1: ["r1"], 2: ["r3"]}
+
+
+# ---------------------------------------------------------------- cutting
+
+
+def test_a_small_page_is_one_batch_in_order() -> None:
+    """Events keep the lane's order, and envelopes pass untouched."""
+    events = [event(number, 2) for number in range(20)]
+    (batch,) = cut(events, InProcessPrefs())
+    assert batch.positions == list(range(20))
+    assert [dispatch.envelope for dispatch in batch.message.dispatches] == [one.envelope for one in events]
+
+
+def test_a_batch_has_at_most_500_events() -> None:
+    """The 501st event opens the next batch."""
+    batches = cut([event(number, 1, content=b"") for number in range(1_001)], InProcessPrefs())
+    assert [len(batch.message.dispatches) for batch in batches] == [500, 500, 1]
+    assert [position for batch in batches for position in batch.positions] == list(range(1_001))
+
+
+def test_a_batch_has_at_most_2000_recipients() -> None:
+    """An event with more goes over several batches, each naming its envelope and its position."""
+    batches = cut([event(1, 1_500), event(2, 3_000)], InProcessPrefs())
+    assert [recipients_of(batch) for batch in batches] == [2_000, 2_000, 500]
+    assert [batch.positions for batch in batches] == [[1, 2], [2], [2]]
+    names = [
+        recipient_id
+        for batch in batches
+        for position, dispatch in zip(batch.positions, batch.message.dispatches, strict=True)
+        for group in dispatch.groups
+        for recipient_id in group.recipient_ids
+        if position == 2
+    ]
+    assert names == [f"r{index}" for index in range(3_000)]
+
+
+def test_a_batch_has_at_most_256_kib() -> None:
+    """Large contents and long recipient ids both count."""
+    contents = cut([event(number, 1, content=b"x" * 16_384) for number in range(40)], InProcessPrefs())
+    long_names = [f"{index:0128}" for index in range(5_000)]
+    names = cut([event(1, long_names)], InProcessPrefs())
+    for batches in (contents, names):
+        assert len(batches) > 1
+        assert all(batch.message.ByteSize() <= 256 * 1024 for batch in batches)
+        assert all(batch.message.ByteSize() > 200 * 1024 for batch in batches[:-1])
+
+
+def test_an_event_larger_than_a_batch_goes_alone() -> None:
+    """The limit of bytes never keeps an event back for good."""
+    batches = cut([event(1, 1), event(2, 2, content=b"x" * 400_000), event(3, 1)], InProcessPrefs())
+    assert [batch.positions for batch in batches] == [[1], [2], [2], [3]]
+
+
+def test_narrowing_keeps_the_named_dispatches() -> None:
+    """What is sent again has its plans, envelopes and positions."""
+    (batch,) = cut([event(number, 2) for number in range(5)], InProcessPrefs())
+    again = core.narrowed(batch, [1, 4])
+    assert again.positions == [1, 4]
+    assert [dispatch.envelope.event_id for dispatch in again.message.dispatches] == [id_of(1), id_of(4)]
+    assert again.message.plans == batch.message.plans
+    assert not core.narrowed(batch, []).positions
+
+
+_EVENTS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 60), min_size=1, max_size=60, unique=True),
+        st.integers(0, 3_000),
+        st.booleans(),
+        st.sampled_from(["general", "mention"]),
+        st.sampled_from(["acme", "beta"]),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=150)
+@given(
+    drawn=_EVENTS,
+    wishes=st.dictionaries(st.integers(0, 60), st.sampled_from([LIVE, QUIET, NOTHING])),
+    limits=st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 6_000), st.integers(1, 30)),
+)
+def test_everybody_is_in_exactly_one_group(
+    drawn: list[tuple[list[int], int, bool, str, str]],
+    wishes: dict[int, prefs_service_pb2.Resolution],
+    limits: tuple[int, int, int, int],
+) -> None:
+    """Whatever the limits: each recipient of each event once, under the plan of his wish, in batches within limits."""
+    events = []
+    for number, (numbers, size, over, category, tenant_id) in enumerate(drawn):
+        envelope = make_envelope(
+            number,
+            content=b"x" * size,
+            category=category,
+            tenant_id=tenant_id,
+            expire_us=NOW_US - 10 * S_US if over else None,
+        )
+        events.append(core.decode(number, make_record(envelope, [f"r{one}" for one in numbers]).value))
+    prefs = InProcessPrefs()
+    prefs.others = {f"r{number}": wish for number, wish in wishes.items()}
+    most_events, most_recipients, most_bytes, page = limits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "LARGEST_BATCH_EVENTS", most_events)
+        patch.setattr(core, "LARGEST_BATCH_RECIPIENTS", most_recipients)
+        patch.setattr(core, "LARGEST_BATCH_BYTES", most_bytes)
+        patch.setattr(core, "LARGEST_PAGE", page)
+        patch.setattr(core, "LARGEST_ITEMS", 2)
+        batches = cut(events, prefs)
+    got: Counter[tuple[int, str, bytes]] = Counter()
+    for batch in batches:
+        assert 1 <= len(batch.positions) <= most_events
+        assert 1 <= recipients_of(batch) <= most_recipients
+        assert len(batch.positions) == len(set(batch.positions)) == len(batch.message.dispatches)
+        if recipients_of(batch) > 1:
+            # The estimate is above what is on the wire, but for the plans.
+            assert batch.message.ByteSize() <= most_bytes + sum(plan.ByteSize() + 2 for plan in batch.message.plans)
+        for position, dispatch in zip(batch.positions, batch.message.dispatches, strict=True):
+            assert dispatch.envelope == events[position].envelope
+            for group in dispatch.groups:
+                key = batch.message.plans[group.plan_index].SerializeToString()
+                got.update((position, recipient_id, key) for recipient_id in group.recipient_ids)
+    wanted: Counter[tuple[int, str, bytes]] = Counter()
+    for one in events:
+        for recipient_id in one.recipient_ids:
+            wish = prefs.others.get(recipient_id, prefs.default)
+            plan = core.plan_of(wish)
+            if core.is_expired(one, NOW_US):
+                plan = plan_pb2.Plan(suppress_reason=plan_pb2.SUPPRESS_REASON_EXPIRED)
+            wanted[one.position, recipient_id, plan.SerializeToString()] += 1
+    assert got == wanted
+    assert [position for batch in batches for position in batch.positions] == sorted(
+        position for batch in batches for position in batch.positions
+    )
