@@ -89,7 +89,8 @@ HALVES = ("half of 1,000/s", "half of 1,000/s, a node frozen")
 
 def measure(installation: Installation, load: Load, *, seconds: float, sessions: int) -> Figures:
     """Runs one load against a running installation and returns what it gave."""
-    recipients = [f"r{index:05d}" for index in range(sessions)]
+    # Recipients of their own: nothing of an earlier load is replayed into this one.
+    recipients = [f"{load.name.partition(' ')[0]}-{index:05d}" for index in range(sessions)]
     targets = installation.live_targets()
     if load.name in HALVES:
         # Recipients alternate between the nodes, as the publishers go through them in turn.
@@ -198,7 +199,7 @@ def _listen(installation: Installation, recipients: Sequence[str], targets: list
     order = listeners.Order(
         targets=targets,
         server_name="" if installation.direct else "localhost",
-        ca_file="" if installation.direct else str(installation.folder / "certs" / "ca.pem"),
+        ca_file="" if installation.direct else str(installation.folder / "certs" / "ca" / "bundle.pem"),
         sessions=[("bench", installation.token(recipient)) for recipient in recipients],
     )
     process = _start("bench.listeners", order)
@@ -213,11 +214,11 @@ def _publisher_order(
     installation: Installation, recipients: Sequence[str], load: Load, seconds: float
 ) -> publishers.Order:
     up = installation.up
-    producer = installation.folder / "certs" / "producer-acme-demo" / "current"
+    producer = installation.folder / "certs" / "producer" / "acme" / "demo" / "current"
     return publishers.Order(
         target=f"unix:{up.run_dir}/ingest.sock" if installation.direct else up.edge,
         metadata=[("x-heliograph-caller", "producer/acme/demo")] if installation.direct else [],
-        ca_file="" if installation.direct else str(installation.folder / "certs" / "ca.pem"),
+        ca_file="" if installation.direct else str(installation.folder / "certs" / "ca" / "bundle.pem"),
         cert_file="" if installation.direct else str(producer / "cert.pem"),
         key_file="" if installation.direct else str(producer / "key.pem"),
         server_name="" if installation.direct else "producers.localhost",

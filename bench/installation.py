@@ -19,8 +19,8 @@ from mesh.tokens import TokenSigner
 
 _START_LIMIT = 60.0
 _STOP_LIMIT = 60.0
-# Ports of one installation lie close together above its base.
-_PORT_SPAN = 100
+# Ports of one installation lie this close together above its base, those of /metrics included.
+_PORT_SPAN = 400
 
 
 class Installation:
@@ -31,8 +31,27 @@ class Installation:
         direct: without sidecars and edge.
     """
 
-    def __init__(self, *, direct: bool, gateways: int = 2, trace: bool = False) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hg-bench-"))
+    def __init__(
+        self,
+        *,
+        direct: bool,
+        gateways: int = 2,
+        trace: bool = False,
+        folder: Path | None = None,
+        base_port: int | None = None,
+    ) -> None:
+        """Chooses where it will run.
+
+        Args:
+            direct: without sidecars and edge.
+            gateways: number of gateway nodes.
+            trace: log every step of every event.
+            folder: state folder, which stays at the end; a temporary one if left out.
+            base_port: first of its ports; free ones are looked for if left out.
+        """
+        self._temporary = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix="hg-bench-")) if folder is None else folder
+        self._base_port = base_port
         self.direct = direct
         self._gateways = gateways
         self._trace = trace
@@ -48,12 +67,13 @@ class Installation:
             "--state-dir",
             str(self.folder),
             "--base-port",
-            str(_free_ports()),
+            str(_free_ports() if self._base_port is None else self._base_port),
             "--gateways",
             str(self._gateways),
         ]
         command += ["--direct"] if self.direct else []
         command += ["--trace"] if self._trace else []
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.folder / "up.out").open("wb") as output:
             # A session of its own: Ctrl-C at the benchmark stops it through __exit__, in order.
             self._process = subprocess.Popen(
@@ -76,7 +96,12 @@ class Installation:
             if self._process.poll() is None:
                 self._process.kill()
                 self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def leave_running(self) -> None:
+        """Goes on when the context ends: `heliograph down` stops it."""
+        self._process, self._temporary = None, False
 
     @property
     def up(self) -> record.UpRecord:
@@ -90,22 +115,24 @@ class Installation:
         """Returns every process by name."""
         return {name: process.pid for name, process in self.up.processes.items() if process.pid}
 
-    def token(self, recipient_id: str, *, tenant: str = "acme") -> str:
-        """Returns a token for a recipient, good for an hour."""
+    def token(self, name: str, *, tenant: str = "acme", role: str = "recipient") -> str:
+        """Returns a token for a recipient or a producer, good for an hour."""
         signer = TokenSigner(self.folder / "certs" / "tokens" / "signing.pem")
-        return signer.sign(recipient_id, tenant, "recipient", 3600.0, time.time())
+        return signer.sign(name, tenant, role, 3600.0, time.time())
 
     def live_targets(self) -> list[str]:
         """Returns "host:port" of every place where sessions connect."""
         return [url.partition("://")[2].partition("/")[0] for url in self.up.live_urls.values()]
 
     def _wait_until_serving(self) -> None:
+        assert self._process is not None
         end = time.monotonic() + _START_LIMIT
         while time.monotonic() < end:
             found = record.read(self.folder / "up.json")
-            if found is not None and found.state == "serving":
+            # The file may be an earlier run's.
+            if found is not None and found.state == "serving" and found.pid == self._process.pid:
                 return
-            if self._process is not None and self._process.poll() is not None:
+            if self._process.poll() is not None:
                 break
             time.sleep(0.05)
         output = (self.folder / "up.out").read_text(encoding="utf-8", errors="replace")

@@ -21,11 +21,11 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from mesh import status
-from mesh.access import Access, allowed_roles
+from mesh.access import PRODUCER, RECIPIENT, Access, allowed_roles
 from mesh.clock import Clock
 from mesh.context import CallContext, enter
-from mesh.errors import DeadlineExceeded, Failure, Internal, InvalidArgument, PermissionDenied
-from mesh.identity import TRACE_HEADER, Identifier, pick
+from mesh.errors import DeadlineExceeded, Failure, Internal, InvalidArgument, PermissionDenied, Unauthenticated
+from mesh.identity import EDGE, TRACE_HEADER, Identifier, pick
 from mesh.telemetry import Telemetry, logger
 
 # Any: one wrapper stands around methods of every request and response type.
@@ -159,6 +159,12 @@ class Guard:
         headers = pick(context.invocation_metadata())
         caller = self._identify(headers)
         if caller.role not in allowed:
+            if caller.role == EDGE and (PRODUCER in allowed or RECIPIENT in allowed):
+                raise Unauthenticated(
+                    f"{path} needs a client certificate or a token: send `authorization: Bearer …`",
+                    reason="TOKEN_INVALID",
+                    metadata={"method": path},
+                )
             raise PermissionDenied(
                 f"{caller.role or 'a caller without identity'} may not call {path}",
                 reason="CALLER_NOT_ALLOWED",

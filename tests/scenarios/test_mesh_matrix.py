@@ -138,6 +138,8 @@ async def _verdict(channel: grpc.aio.Channel, place: Place, path: str, identity:
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return NO_CONNECTION
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return REFUSED_BY_SERVICE
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
             return REFUSED if error.details() == "RBAC: access denied" else REFUSED_BY_SERVICE
         return f"{error.code().name}: {error.details()}"

@@ -53,7 +53,7 @@ async def fetched(scratch: Path) -> Path:
 async def echo_server() -> AsyncIterator[int]:
     """Runs the echo server as a process and gives its port; it ends with its input."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.support.echo"),
+        *(sys.executable, "-m", "tests.support.websocket_echo"),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

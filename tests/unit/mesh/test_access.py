@@ -6,13 +6,14 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pool
+from google.protobuf import descriptor_pool, wrappers_pb2
 from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, MethodOptions
 
 from mesh.access import HEALTH_CHECK, allowed_roles, read_access
 
-_TEXT = ".google.protobuf.StringValue"
+# Importing it is what puts the file into the pool.
+_TEXT = f".{wrappers_pb2.StringValue.DESCRIPTOR.full_name}"
 
 
 @lru_cache(maxsize=1)

@@ -29,6 +29,7 @@ from mesh.errors import (
     PermissionDenied,
     ResourceExhausted,
     StartError,
+    Unauthenticated,
     Unavailable,
     Violation,
 )
@@ -70,10 +71,21 @@ async def test_only_the_tables_roles_get_in(run_dir: Path, allowed: str) -> None
             if role == allowed:
                 assert await call(running.say, HI, timeout=5, metadata=_as(path)) == HI
                 continue
+            if (role, allowed) == ("edge", "producer"):
+                continue
             with pytest.raises(PermissionDenied) as caught:
                 await call(running.say, HI, timeout=5, metadata=_as(path))
             assert caught.value.reason == "CALLER_NOT_ALLOWED"
             assert caught.value.metadata == {"role": role, "method": echo.SAY}
+
+
+@pytest.mark.parametrize("allowed", ["producer", "recipient"])
+async def test_an_outsider_is_asked_who_it_is(run_dir: Path, allowed: str) -> None:
+    """Who comes through the edge with neither certificate nor token learns that one is needed."""
+    async with echo.serving(run_dir, access={echo.SAY: frozenset({allowed})}) as running:
+        with pytest.raises(Unauthenticated) as caught:
+            await call(running.say, HI, timeout=5, metadata=_as("svc/edge"))
+    assert caught.value.reason == "TOKEN_INVALID"
 
 
 async def test_a_method_missing_in_the_table_is_refused(run_dir: Path) -> None:

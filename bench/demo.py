@@ -1,0 +1,318 @@
+"""The main job on real input: `make demo`, or `python bench/demo.py [--keep]`.
+
+Starts the whole mesh (Envoy, mutual TLS, two gateway nodes), makes events of this repository's history, publishes them
+through the edge to listeners on both nodes, kills one node, and shows that everybody got everything once. The exit code
+is 1 when something was lost or shown twice, 2 when the demo could not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import httpx2
+import msgspec
+
+from bench import demo_listeners, demo_report
+from bench.demo_events import Draft, drafts, folders_of, subscribe
+from bench.demo_ledger import Counts, Ledger, Phase, verdict
+from bench.demo_listeners import Listener, NotReady
+from bench.demo_publishing import Producer, read_inbox
+from bench.demo_report import Places, Teller
+from bench.demo_source import read_source
+from bench.installation import Installation
+from bench.measures import Spread, spread
+from heliograph_client.publisher import Publisher
+from heliograph_client.tls import Tls
+from mesh.errors import Failure
+
+TENANT, PRODUCER = "acme", "demo"
+_FOLDERS_EACH = 2
+_READY_LIMIT_S = 30.0
+_SETTLE_LIMIT_S = 30.0
+_RESTART_LIMIT_S = 20.0
+_POLL_S = 0.05
+_KEPT_FOLDER = Path(".heliograph")
+_KEPT_PORT = 7400
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """What the demo was asked for.
+
+    Attributes:
+        listeners: how many.
+        rate: events a second.
+        seconds: for how long events are published.
+        kill_after: seconds of them until a node is killed.
+    """
+
+    listeners: int = 32
+    rate: float = 12.0
+    seconds: float = 30.0
+    kill_after: float = 10.0
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """What happened to a node: which one, when it died, and when its last listener was back."""
+
+    node: str
+    killed: float
+    recovered: float
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a run came to."""
+
+    counts: Counts
+    spreads: dict[Phase, Spread]
+    places: Sequence[Places]
+    kill: Kill
+    duplicates: int
+    replayed: int
+    rows: int
+    missing_rows: int
+    refused: Sequence[str]
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """What is wrong, in words."""
+        return verdict(self.counts, missing_rows=self.missing_rows, refused=len(self.refused))
+
+
+class Demo:
+    """One run against a mesh that serves."""
+
+    def __init__(self, installation: Installation, choices: Choices, teller: Teller) -> None:
+        self._installation = installation
+        self._choices = choices
+        self._teller = teller
+        self._ledger = Ledger()
+        up = installation.up
+        certificates = installation.folder / "certs"
+        producer = certificates / "producer" / TENANT / PRODUCER / "current"
+        self._edge = up.edge
+        self._tls = Tls(ca_file=certificates / "ca" / "bundle.pem")
+        self._producer_tls = Tls(
+            ca_file=certificates / "ca" / "bundle.pem",
+            certificate_file=producer / "cert.pem",
+            key_file=producer / "key.pem",
+            server_name=up.producer_host,
+        )
+        context = self._tls.context()
+        self._listeners = [
+            Listener(
+                name,
+                url=up.live_urls["edge"],
+                token=installation.token(name, tenant=TENANT),
+                tls=context,
+                encoding="json" if index % 2 else "proto",
+                ledger=self._ledger,
+            )
+            for index, name in enumerate(f"listener-{number:02d}" for number in range(1, choices.listeners + 1))
+        ]
+
+    async def run(self) -> Outcome:
+        """Does everything between start and stop."""
+        say, choices = self._teller.say, self._choices
+        events = self._events()
+        async with demo_listeners.listening(self._listeners):
+            await demo_listeners.until_ready(self._listeners, _READY_LIMIT_S)
+            places = [Places("before", demo_listeners.places(self._listeners))]
+            text = " and ".join(f"{count} on {node}" for node, count in sorted(places[0].sessions.items()))
+            say(f"{len(self._listeners)} listeners are connected, {text}; half speak JSON, half the binary form")
+            async with self._publisher() as sdk, self._rest() as rest:
+                producer = Producer(sdk=sdk, rest=rest, ledger=self._ledger)
+                await producer.open()
+                say(f"publishing {choices.rate:g} events a second for {choices.seconds:g} s, 4 of 5 with the SDK")
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(producer.run(events, 1.0 / choices.rate))
+                    killing = group.create_task(self._kill(places))
+                say(f"{producer.sent_count} events are published; waiting for the last acks")
+                await self._settle()
+                places.append(Places("at the end", demo_listeners.places(self._listeners)))
+                rows, missing = await self._check_inboxes(rest)
+        totals = demo_listeners.total(self._listeners)
+        kill = killing.result()
+        spreads = {phase: spread(found) for phase, found in self._ledger.latencies(kill.killed, kill.recovered).items()}
+        return Outcome(
+            counts=self._ledger.counts(),
+            spreads=spreads,
+            places=places,
+            kill=kill,
+            duplicates=totals.duplicates_on_wire,
+            replayed=totals.replayed,
+            rows=rows,
+            missing_rows=missing,
+            refused=producer.refused,
+        )
+
+    def _events(self) -> Iterator[Draft]:
+        source, changes = read_source()
+        folders = {folder for change in changes for folder in folders_of(change)}
+        subscriptions = subscribe([listener.name for listener in self._listeners], folders, _FOLDERS_EACH)
+        self._teller.say(f"read {source}; each becomes an event for those who follow a folder that it touches")
+        example = self._listeners[0].name
+        self._teller.say(
+            f"{len(subscriptions)} listeners follow {_FOLDERS_EACH} of {len(folders)} folders each; "
+            f"{example}: {', '.join(subscriptions[example])}"
+        )
+        return drafts(changes, subscriptions, round(self._choices.rate * self._choices.seconds))
+
+    def _publisher(self) -> Publisher:
+        return Publisher(self._edge, tls=self._producer_tls)
+
+    def _rest(self) -> httpx2.AsyncClient:
+        token = self._installation.token(PRODUCER, tenant=TENANT, role="producer")
+        return httpx2.AsyncClient(
+            base_url=f"https://{self._edge}",
+            verify=self._tls.context(),
+            headers={"authorization": f"Bearer {token}"},
+            timeout=10.0,
+            # The edge is on this machine, whatever the environment says about proxies.
+            trust_env=False,
+        )
+
+    # ---------------------------------------------------------------- the kill
+
+    async def _kill(self, places: list[Places]) -> Kill:
+        """Kills the node with most sessions in the middle, and waits until its listeners are back."""
+        await asyncio.sleep(self._choices.kill_after)
+        node = demo_listeners.places(self._listeners).most_common(1)[0][0]
+        orphans = [listener for listener in self._listeners if listener.node == node]
+        expected = {listener.name: listener.losses + 1 for listener in orphans}
+        process = self._installation.up.processes[node]
+        killed = time.monotonic()
+        os.kill(process.pid, signal.SIGKILL)
+        self._teller.say(f"killed {node} (SIGKILL, pid {process.pid}) with its {len(orphans)} sessions")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._tell_restart(node, process.restart_count))
+            await demo_listeners.until_lost(expected, orphans, _READY_LIMIT_S)
+            recovered = await demo_listeners.until_ready(orphans, _READY_LIMIT_S)
+            places.append(Places("after the kill", demo_listeners.places(self._listeners)))
+            self._teller.say(
+                f"all {len(orphans)} are back and have caught up; the last one took {recovered - killed:.1f} s"
+            )
+        return Kill(node, killed, recovered)
+
+    async def _tell_restart(self, node: str, restart_count: int) -> None:
+        began = time.monotonic()
+        while time.monotonic() - began < _RESTART_LIMIT_S:
+            found = self._installation.up.processes[node]
+            if found.restart_count > restart_count and found.state == "serving":
+                self._teller.say(f"{node} was started again (pid {found.pid}) and serves")
+                return
+            await asyncio.sleep(_POLL_S)
+        self._teller.say(f"{node} does not serve again after {_RESTART_LIMIT_S:g} s")
+
+    # ---------------------------------------------------------------- the end
+
+    async def _settle(self) -> None:
+        end = time.monotonic() + _SETTLE_LIMIT_S
+        left = self._ledger.outstanding()
+        while left and time.monotonic() < end:
+            await asyncio.sleep(_POLL_S)
+            left = self._ledger.outstanding()
+        self._teller.say(f"{left} acks are missing after {_SETTLE_LIMIT_S:g} s" if left else "every ack is stored")
+
+    async def _check_inboxes(self, rest: httpx2.AsyncClient) -> tuple[int, int]:
+        """Compares what every recipient's inbox lists with what it must list; returns rows and missing rows."""
+        rows = missing = 0
+        for listener in self._listeners:
+            token = self._installation.token(listener.name, tenant=TENANT)
+            expected = self._ledger.window_of(listener.name)
+            listed = await read_inbox(rest, token)
+            rows += len(listed)
+            missing += len(expected - listed)
+        self._teller.say(f"read {len(self._listeners)} inboxes over REST: {rows} rows, {missing} missing")
+        return rows, missing
+
+
+def show(outcome: Outcome, teller: Teller) -> None:
+    """Shows the tables and the verdict."""
+    teller.table(
+        demo_report.counts_table(
+            outcome.counts,
+            duplicates=outcome.duplicates,
+            replayed=outcome.replayed,
+            rows=outcome.rows,
+            missing_rows=outcome.missing_rows,
+        )
+    )
+    teller.table(demo_report.latency_table(outcome.spreads))
+    teller.table(demo_report.places_table(outcome.places, outcome.kill.node))
+    for text in outcome.refused[:5]:
+        teller.plain(f"not accepted: {text}")
+    teller.verdict(outcome.faults)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Makes SIGTERM end the demo as Ctrl-C does, so that the mesh is stopped."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def play(choices: Choices, *, keep: bool, teller: Teller) -> int:
+    """Runs the demo; returns the exit code."""
+    teller.head("Heliograph demo: one repository's history, published to those who follow its folders")
+    teller.say("starting six services, their sidecars and the edge: mutual TLS, embedded stores, two gateway nodes")
+    kept = (_KEPT_FOLDER, _KEPT_PORT) if keep else (None, None)
+    with _interruptible(), Installation(direct=False, gateways=2, folder=kept[0], base_port=kept[1]) as installation:
+        up = installation.up
+        teller.say(f"{len(up.processes)} processes serve; the edge is https://{up.edge}")
+        try:
+            outcome = asyncio.run(Demo(installation, choices, teller).run())
+            show(outcome, teller)
+        finally:
+            if keep:
+                installation.leave_running()
+            else:
+                teller.say("stopping everything")
+        if keep:
+            teller.plain(demo_report.keep_text(installation.folder, edge=up.edge, producer_host=up.producer_host))
+    if not keep:
+        teller.say("everything is stopped")
+    return 1 if outcome.faults else 0
+
+
+def main() -> None:
+    """Runs the command and exits."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    defaults = Choices()
+    parser.add_argument("--keep", action="store_true", help="leave the mesh running, with its state in .heliograph")
+    parser.add_argument("--listeners", type=int, default=defaults.listeners)
+    parser.add_argument("--rate", type=float, default=defaults.rate, help="events a second")
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="for how long they are published")
+    parser.add_argument("--kill-after", type=float, default=defaults.kill_after, help="seconds until a node is killed")
+    asked = parser.parse_args()
+    if asked.listeners < 1 or asked.rate <= 0 or not 0 <= asked.kill_after < asked.seconds:
+        parser.error("listeners and rate must be positive, and the kill must come before the end")
+    choices = Choices(asked.listeners, asked.rate, asked.seconds, asked.kill_after)
+    teller = Teller()
+    try:
+        code = play(choices, keep=asked.keep, teller=teller)
+    except* (RuntimeError, NotReady, Failure, httpx2.HTTPError) as errors:
+        print(f"the demo could not run: {errors.exceptions[0]}", file=sys.stderr)
+        code = 2
+    except* KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The demo's listeners: each one subscriber of the SDK, as an app would have it, over the edge's WebSocket.
+
+Must not judge what arrived: the ledger takes notes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from bench.demo_ledger import Ledger
+from heliograph_client.frames import Encoding
+from heliograph_client.subscriber import Subscriber
+from heliograph_client.values import (
+    CaughtUp,
+    Connected,
+    Disconnected,
+    MarksConfirmed,
+    SubscriberStats,
+    Update,
+)
+
+_POLL_S = 0.02
+
+
+class Listener:
+    """One recipient with one device.
+
+    Attributes:
+        name: the recipient.
+        encoding: of its frames.
+        node: the gateway node that holds its session, "" without one.
+        ready_time: when its copy of the inbox was last complete; 0.0 while it is not.
+        losses: sessions that broke.
+    """
+
+    def __init__(self, name: str, *, url: str, token: str, tls: ssl.SSLContext, encoding: Encoding, ledger: Ledger):
+        self.name = name
+        self.encoding = encoding
+        self.node = ""
+        self.ready_time = 0.0
+        self.losses = 0
+        self._ledger = ledger
+        self._subscriber = Subscriber(
+            url,
+            token=token,
+            device_id="demo",
+            encoding=encoding,
+            tls_context=tls,
+            on_update=self._note,
+            client_name="heliograph demo",
+        )
+
+    @property
+    def stats(self) -> SubscriberStats:
+        """What the SDK counted."""
+        return self._subscriber.stats
+
+    async def run(self) -> None:
+        """Takes notifications until it is cancelled; the SDK acks them as they arrive."""
+        async with self._subscriber as notifications:
+            async for notification in notifications:
+                self._ledger.show(self.name, notification.id)
+
+    def _note(self, update: Update) -> None:
+        now = time.monotonic()
+        match update:
+            case Connected(session_id=session_id):
+                # A session is named after its node.
+                self.node = session_id.rpartition("-")[0]
+            case CaughtUp() if not self.ready_time:
+                self.ready_time = now
+            case Disconnected():
+                self.node, self.ready_time = "", 0.0
+                self.losses += 1
+            case MarksConfirmed(ids=ids):
+                self._ledger.ack(self.name, ids, now)
+            case _:
+                pass
+
+
+class NotReady(Exception):
+    """Some listeners are not connected and caught up in time."""
+
+
+@asynccontextmanager
+async def listening(listeners: Sequence[Listener]) -> AsyncIterator[None]:
+    """Lets all listeners run while the context is open; the failure of one ends it."""
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(listener.run(), name=listener.name) for listener in listeners]
+        try:
+            yield
+        finally:
+            for one in running:
+                one.cancel()
+            await asyncio.wait(running)
+
+
+async def until_ready(listeners: Sequence[Listener], limit: float) -> float:
+    """Waits until every listener is connected and has caught up; returns when the last one was.
+
+    Raises:
+        NotReady: after so many seconds not all are.
+    """
+    end = time.monotonic() + limit
+    while missing := [listener.name for listener in listeners if not listener.ready_time]:
+        if time.monotonic() > end:
+            raise NotReady(f"not connected within {limit:g} s: {', '.join(missing)}")
+        await asyncio.sleep(_POLL_S)
+    return max(listener.ready_time for listener in listeners)
+
+
+async def until_lost(expected: Mapping[str, int], listeners: Sequence[Listener], limit: float) -> None:
+    """Waits until each of these has lost as many sessions as expected of it.
+
+    Raises:
+        NotReady: after so many seconds not all have.
+    """
+    end = time.monotonic() + limit
+    while any(listener.losses < expected[listener.name] for listener in listeners):
+        if time.monotonic() > end:
+            raise NotReady(f"sessions of the killed node are still open after {limit:g} s")
+        await asyncio.sleep(_POLL_S)
+
+
+def places(listeners: Sequence[Listener]) -> Counter[str]:
+    """Counts the sessions on each node."""
+    return Counter(listener.node for listener in listeners if listener.node)
+
+
+def total(listeners: Sequence[Listener]) -> SubscriberStats:
+    """Adds up what the SDK counted."""
+    names = SubscriberStats.__struct_fields__
+    return SubscriberStats(**{name: sum(getattr(one.stats, name) for one in listeners) for name in names})
