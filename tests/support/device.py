@@ -1,0 +1,316 @@
+"""A client without habits: it says exactly what a test tells it to, and remembers every frame that came.
+
+The SDK reconnects, acks and drops duplicates by itself; here nothing happens by itself but reading. Must not judge what
+it got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+import websockets
+from google.protobuf import json_format
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+from heliograph.gateway.v1.client_frames_pb2 import (
+    ClientMark,
+    ConnectRequest,
+    ConnectResponse,
+    Hello,
+    Notify,
+    Pong,
+    Reauthenticate,
+    Replayed,
+)
+from heliograph.type.v1.notification_pb2 import MarkKind, NotificationRef, NotificationState
+from tests.support.wait import until
+
+Form = Literal["json", "proto"]
+
+# Generous: two cores may be busy with other things.
+LIMIT_S = 15.0
+# What a narrow device takes off the wire by itself: small segments keep the peer's own buffer small too.
+_NARROW_BYTES, _NARROW_SEGMENT = 4_096, 536
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One notification in a device's copy."""
+
+    revision: int
+    state: int
+
+
+class Device:
+    """One connection of one device.
+
+    Attributes:
+        frames: everything that came, in order.
+        closed: the code it was closed with; None while it is open.
+    """
+
+    def __init__(self, connection: ClientConnection, form: Form) -> None:
+        self.frames: list[ConnectResponse] = []
+        self.closed: int | None = None
+        self._connection = connection
+        self._form = form
+        self._number = 0
+        self._reading = asyncio.create_task(self._read())
+
+    # ------------------------------------------------------------ what it says
+
+    async def hello(
+        self,
+        token: str,
+        device_id: str,
+        *,
+        cursor: str = "",
+        received: Sequence[tuple[str, int]] = (),
+        unconfirmed: Sequence[ClientMark] = (),
+    ) -> None:
+        """Opens the session."""
+        refs = [NotificationRef(notification_id=id_, revision=revision) for id_, revision in received]
+        hello = Hello(
+            token=token, device_id=device_id, cursor=cursor, received_refs=refs, unconfirmed_marks=unconfirmed
+        )
+        await self._say(ConnectRequest(hello=hello))
+
+    async def mark(self, kind: MarkKind.ValueType, *ids: str) -> int:
+        """Acks or marks; returns the number that its confirmation will name."""
+        return await self._say(ConnectRequest(mark=mark_of(kind, *ids)))
+
+    async def reauthenticate(self, token: str) -> None:
+        """Shows a fresh token."""
+        await self._say(ConnectRequest(reauthenticate=Reauthenticate(token=token)))
+
+    async def _say(self, request: ConnectRequest) -> int:
+        self._number += 1
+        request.frame_number = self._number
+        if self._form == "proto":
+            await self._connection.send(request.SerializeToString())
+        else:
+            await self._connection.send(json_format.MessageToJson(request))
+        return self._number
+
+    # ------------------------------------------------------------ what came
+
+    @property
+    def session_id(self) -> str:
+        """The session's id, which begins with its node's."""
+        return next(frame.welcome.session_id for frame in self.frames if frame.HasField("welcome"))
+
+    @property
+    def node_id(self) -> str:
+        """The gateway node that holds the session."""
+        return self.session_id.rpartition("-")[0]
+
+    @property
+    def notifies(self) -> list[Notify]:
+        """Every notification frame."""
+        return [frame.notify for frame in self.frames if frame.HasField("notify")]
+
+    @property
+    def ids(self) -> list[str]:
+        """The id of every notification frame, in order."""
+        return [notify.notification.notification_id for notify in self.notifies]
+
+    @property
+    def titles(self) -> list[str]:
+        """The title of every notification frame, in order."""
+        return [notify.notification.content.title for notify in self.notifies]
+
+    @property
+    def checkpoints(self) -> list[Replayed]:
+        """Every checkpoint."""
+        return [frame.replayed for frame in self.frames if frame.HasField("replayed")]
+
+    @property
+    def unread(self) -> int | None:
+        """The unread number that came last, by whichever frame."""
+        found = None
+        for frame in self.frames:
+            if frame.HasField("unread"):
+                found = frame.unread.unread_count
+            elif frame.HasField("replayed"):
+                found = frame.replayed.unread.unread_count
+        return found
+
+    @property
+    def confirmed(self) -> int:
+        """The last frame number that was confirmed."""
+        return max((frame.confirmed.frame_number for frame in self.frames if frame.HasField("confirmed")), default=0)
+
+    @property
+    def refusals(self) -> list[str]:
+        """The reason of every refused frame."""
+        return [frame.refused.refusal.reason for frame in self.frames if frame.HasField("refused")]
+
+    def states(self, id_: str) -> list[int]:
+        """Returns every state that was said of a notification since it came, in order."""
+        found: list[int] = []
+        for frame in self.frames:
+            refs = frame.changed.refs if frame.HasField("changed") else ()
+            if any(ref.notification_id == id_ for ref in refs):
+                found.append(frame.changed.state)
+        return found
+
+    def copy(self, before: dict[str, Seen] | None = None) -> dict[str, Seen]:
+        """Returns the copy of the inbox that a client of the contract would hold by now.
+
+        Args:
+            before: what it held when it connected.
+        """
+        kept: dict[str, Seen] = dict(before or {})
+        since: set[str] = set()
+        for frame in self.frames:
+            if frame.HasField("notify"):
+                note = frame.notify.notification
+                since.add(note.notification_id)
+                kept[note.notification_id] = Seen(note.revision, frame.notify.state)
+            elif frame.HasField("changed"):
+                for ref in frame.changed.refs:
+                    since.add(ref.notification_id)
+                    if ref.notification_id in kept:
+                        kept[ref.notification_id] = Seen(kept[ref.notification_id].revision, frame.changed.state)
+            elif frame.HasField("replayed") and frame.replayed.reload:
+                kept = {id_: seen for id_, seen in kept.items() if id_ in since}
+        return kept
+
+    # ------------------------------------------------------------ waiting
+
+    async def ready(self, count: int = 1) -> Replayed:
+        """Waits for a checkpoint and returns it."""
+        await until(
+            lambda: len(self.checkpoints) >= count or self.closed is not None, LIMIT_S, f"checkpoint {count} has come"
+        )
+        assert len(self.checkpoints) >= count, f"closed with {self.closed}: {self.refusals}"
+        return self.checkpoints[count - 1]
+
+    async def has(self, *ids: str) -> None:
+        """Waits until notifications have come."""
+        await until(lambda: set(ids) <= set(self.ids), LIMIT_S, f"{len(ids)} notifications have come")
+
+    async def has_confirmed(self, number: int) -> None:
+        """Waits until marks are durable."""
+        await until(lambda: self.confirmed >= number, LIMIT_S, f"frame {number} is confirmed")
+
+    async def is_told(self, id_: str, state: NotificationState.ValueType) -> None:
+        """Waits until a change of state was said."""
+        name = NotificationState.Name(state)
+        await until(lambda: state in self.states(id_), LIMIT_S, f"{id_} is said to be {name}")
+
+    async def counts_unread(self, count: int) -> None:
+        """Waits until the server's number is this."""
+        await until(lambda: self.unread == count, LIMIT_S, f"the unread number is {count}")
+
+    async def is_closed(self, limit_s: float = LIMIT_S) -> int:
+        """Waits for the end and returns the close code."""
+        await until(lambda: self.closed is not None, limit_s, "the connection is closed")
+        assert self.closed is not None
+        return self.closed
+
+    # ------------------------------------------------------------ reading
+
+    def stop_reading(self) -> None:
+        """Leaves everything that comes from now on in the socket."""
+        self._reading.cancel()
+
+    def go_on_reading(self) -> None:
+        """Reads again."""
+        self._reading = asyncio.create_task(self._read())
+
+    async def close(self) -> None:
+        """Leaves."""
+        self._reading.cancel()
+        await self._connection.close()
+
+    def cut(self) -> None:
+        """Breaks the connection without a word, as when the network is gone."""
+        self._connection.transport.abort()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                payload = await self._connection.recv()
+                self.frames.append(_decode(payload))
+                if self.frames[-1].HasField("ping"):
+                    await self._say(ConnectRequest(pong=Pong()))
+        except ConnectionClosed:
+            self.closed = 1006 if self._connection.close_code is None else self._connection.close_code
+
+
+def mark_of(kind: MarkKind.ValueType, *ids: str) -> ClientMark:
+    """Returns an ack or a mark."""
+    return ClientMark(kind=kind, refs=[NotificationRef(notification_id=id_) for id_ in ids])
+
+
+def checksum(window: dict[str, Seen]) -> int:
+    """Returns what a checkpoint must say of a copy that is complete."""
+    read = NotificationState.NOTIFICATION_STATE_READ
+    lines = [f"{id_} {seen.revision} {int(seen.state == read)}\n" for id_, seen in sorted(visible(window).items())]
+    value = zlib.crc32("".join(lines).encode())
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def visible(window: dict[str, Seen]) -> dict[str, Seen]:
+    """Returns what of a copy is not hidden."""
+    hidden = NotificationState.NOTIFICATION_STATE_HIDDEN
+    return {id_: seen for id_, seen in window.items() if seen.state != hidden}
+
+
+@asynccontextmanager
+async def connected(
+    url: str, *, form: Form = "proto", context: ssl.SSLContext | None = None, narrow: bool = False
+) -> AsyncIterator[Device]:
+    """Opens a connection; hello is not said yet.
+
+    Args:
+        url: of a gateway node or the edge.
+        form: JSON text or serialised messages.
+        context: certificates for "wss://".
+        narrow: give the socket so little room that the peer notices at once when nothing is read.
+    """
+    connection = await websockets.connect(
+        url,
+        subprotocols=[Subprotocol(f"heliograph.v1.{form}")],
+        ssl=context,
+        compression=None,
+        ping_interval=None,
+        max_queue=1 if narrow else 64,
+        open_timeout=LIMIT_S,
+        close_timeout=1.0,
+        proxy=None,
+        sock=await _narrow_socket(url) if narrow else None,
+    )
+    device = Device(connection, form)
+    try:
+        yield device
+    finally:
+        with contextlib.suppress(TimeoutError):
+            await device.close()
+
+
+async def _narrow_socket(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NARROW_BYTES)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _NARROW_SEGMENT)
+    await asyncio.get_running_loop().sock_connect(made, (parts.hostname, parts.port))
+    return made
+
+
+def _decode(payload: str | bytes) -> ConnectResponse:
+    if isinstance(payload, bytes):
+        return ConnectResponse.FromString(payload)
+    return json_format.Parse(payload, ConnectResponse())
