@@ -33,8 +33,8 @@ from svc_gateway.worker import InboxWorker, PresenceWorker, run_clock
 _OTHER_FILES = 256
 
 
-def wire(app: App, settings: GatewaySettings) -> None:
-    """Builds the process; nothing runs yet."""
+def wire(app: App, settings: GatewaySettings) -> Listener:
+    """Builds the process, nothing of which runs yet; returns where its WebSockets come in."""
     clock, metrics = app.clock, Metrics(app.telemetry)
     trace = path_tracer() if settings.trace_log else None
     sessions = Sessions()
@@ -115,6 +115,7 @@ def wire(app: App, settings: GatewaySettings) -> None:
     app.on_drain("sessions", drain.say_goodbye)
     app.on_drain("marks", drain.hand_back)
     app.log.info("websocket_chosen", listen=settings.listen, node_id=settings.node_id)
+    return listener
 
 
 def _serve_links(app: App, settings: GatewaySettings, links: GatewayLinks) -> Server:
@@ -148,6 +149,10 @@ def _session_limit(app: App, wanted: int) -> int:
     return room
 
 
+def _wire(app: App, settings: GatewaySettings) -> None:
+    wire(app, settings)
+
+
 def main() -> None:
     """Runs the process until it is told to stop."""
-    run(GatewaySettings.service, GatewaySettings, wire)
+    run(GatewaySettings.service, GatewaySettings, _wire)
