@@ -35,6 +35,7 @@ from heliograph_client.tls import Tls
 from mesh.errors import Failure
 
 TENANT, PRODUCER = "acme", "demo"
+_NODES = 2
 _FOLDERS_EACH = 2
 _READY_LIMIT_S = 30.0
 _SETTLE_LIMIT_S = 30.0
@@ -124,8 +125,7 @@ class Demo:
         say, choices = self._teller.say, self._choices
         events = self._events()
         async with demo_listeners.listening(self._listeners):
-            await demo_listeners.until_ready(self._listeners, _READY_LIMIT_S)
-            places = [Places("before", demo_listeners.places(self._listeners))]
+            places = [Places("before", await demo_listeners.spread_out(self._listeners, _NODES, _READY_LIMIT_S))]
             text = " and ".join(f"{count} on {node}" for node, count in sorted(places[0].sessions.items()))
             say(f"{len(self._listeners)} listeners are connected, {text}; half speak JSON, half the binary form")
             async with self._publisher() as sdk, self._rest() as rest:
@@ -139,7 +139,7 @@ class Demo:
                 await self._settle()
                 places.append(Places("at the end", demo_listeners.places(self._listeners)))
                 rows, missing = await self._check_inboxes(rest)
-        totals = demo_listeners.total(self._listeners)
+        totals = demo_listeners.total(listener.stats for listener in self._listeners)
         kill = killing.result()
         spreads = {phase: spread(found) for phase, found in self._ledger.latencies(kill.killed, kill.recovered).items()}
         return Outcome(
@@ -272,7 +272,10 @@ def play(choices: Choices, *, keep: bool, teller: Teller) -> int:
     teller.head("Heliograph demo: one repository's history, published to those who follow its folders")
     teller.say("starting six services, their sidecars and the edge: mutual TLS, embedded stores, two gateway nodes")
     kept = (_KEPT_FOLDER, _KEPT_PORT) if keep else (None, None)
-    with _interruptible(), Installation(direct=False, gateways=2, folder=kept[0], base_port=kept[1]) as installation:
+    with (
+        _interruptible(),
+        Installation(direct=False, gateways=_NODES, folder=kept[0], base_port=kept[1]) as installation,
+    ):
         up = installation.up
         teller.say(f"{len(up.processes)} processes serve; the edge is https://{up.edge}")
         try:

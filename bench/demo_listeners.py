@@ -9,7 +9,7 @@ import asyncio
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from bench.demo_ledger import Ledger
@@ -45,26 +45,40 @@ class Listener:
         self.ready_time = 0.0
         self.losses = 0
         self._ledger = ledger
-        self._subscriber = Subscriber(
-            url,
-            token=token,
-            device_id="demo",
-            encoding=encoding,
-            tls_context=tls,
-            on_update=self._note,
-            client_name="heliograph demo",
-        )
+        self._url = url
+        self._token = token
+        self._tls = tls
+        self._opened: list[Subscriber] = []
 
     @property
     def stats(self) -> SubscriberStats:
         """What the SDK counted."""
-        return self._subscriber.stats
+        return total(one.stats for one in self._opened)
 
     async def run(self) -> None:
         """Takes notifications until it is cancelled; the SDK acks them as they arrive."""
-        async with self._subscriber as notifications:
-            async for notification in notifications:
-                self._ledger.show(self.name, notification.id)
+        while True:
+            async with self._open() as notifications:
+                async for notification in notifications:
+                    self._ledger.show(self.name, notification.id)
+
+    async def move(self) -> None:
+        """Connects anew, as an app that is started again."""
+        self.node, self.ready_time = "", 0.0
+        await self._opened[-1].close()
+
+    def _open(self) -> Subscriber:
+        subscriber = Subscriber(
+            self._url,
+            token=self._token,
+            device_id="demo",
+            encoding=self.encoding,
+            tls_context=self._tls,
+            on_update=self._note,
+            client_name="heliograph demo",
+        )
+        self._opened.append(subscriber)
+        return subscriber
 
     def _note(self, update: Update) -> None:
         now = time.monotonic()
@@ -114,6 +128,27 @@ async def until_ready(listeners: Sequence[Listener], limit: float) -> float:
     return max(listener.ready_time for listener in listeners)
 
 
+async def spread_out(listeners: Sequence[Listener], nodes: int, limit: float) -> Counter[str]:
+    """Waits until every node has sessions, and returns how many each has.
+
+    The edge sends nobody to a node whose last health check was late. Where that left a node without a session, every
+    second listener connects again.
+
+    Raises:
+        NotReady: after so many seconds a node still has none.
+    """
+    end = time.monotonic() + limit
+    while True:
+        await until_ready(listeners, limit)
+        found = places(listeners)
+        if len(found) >= min(nodes, len(listeners)):
+            return found
+        if time.monotonic() > end:
+            raise NotReady(f"within {limit:g} s only {', '.join(found)} got sessions")
+        for listener in listeners[::2]:
+            await listener.move()
+
+
 async def until_lost(expected: Mapping[str, int], listeners: Sequence[Listener], limit: float) -> None:
     """Waits until each of these has lost as many sessions as expected of it.
 
@@ -132,7 +167,8 @@ def places(listeners: Sequence[Listener]) -> Counter[str]:
     return Counter(listener.node for listener in listeners if listener.node)
 
 
-def total(listeners: Sequence[Listener]) -> SubscriberStats:
+def total(counted: Iterable[SubscriberStats]) -> SubscriberStats:
     """Adds up what the SDK counted."""
+    found = list(counted)
     names = SubscriberStats.__struct_fields__
-    return SubscriberStats(**{name: sum(getattr(one.stats, name) for one in listeners) for name in names})
+    return SubscriberStats(**{name: sum(getattr(one, name) for one in found) for name in names})

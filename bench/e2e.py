@@ -176,7 +176,7 @@ def show_cpu(figures: Sequence[Figures]) -> str:
 
 
 def _group(name: str) -> str:
-    if name.endswith(".envoy") or name == "edge" or "sidecar" in name:
+    if name.endswith("-envoy") or name == "edge":
         return "envoys"
     return "gateways" if name.startswith("gw-") else name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -154,5 +155,8 @@ def _free_ports() -> int:
 
 
 def _bases() -> Iterator[int]:
-    # Below the range from which the system draws ports for outgoing connections.
-    yield from range(20_000, 32_000, _PORT_SPAN)
+    # Below the range from which the system draws ports for outgoing connections; two installations that start at the
+    # same moment begin to look at different places.
+    bases = range(20_000, 32_000, _PORT_SPAN)
+    first = os.getpid() % len(bases)
+    yield from (*bases[first:], *bases[:first])
