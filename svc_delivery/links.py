@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from heliograph.gateway.v1 import gateway_service_pb2 as pb
 from heliograph.gateway.v1 import gateway_service_pb2_grpc as pb_grpc
 from heliograph.type.v1 import envelope_pb2, notification_pb2
@@ -23,20 +25,21 @@ from mesh.backoff import full_jitter
 from mesh.channel import Channels
 from mesh.clock import Clock
 from mesh.errors import FailedPrecondition, Failure, Unavailable
+from mesh.loops import why_ended
 from mesh.streams import Bidi, connect
 from mesh.telemetry import logger
 from svc_delivery.metrics import Metrics
+from svc_delivery.outgoing import LARGEST_BATCH, Outgoing
 from svc_delivery.ports import NodeAddress
 
 PROTOCOL_VERSION = 1
 FEATURES: tuple[str, ...] = ()
 
-_LARGEST_BATCH = 500
-_PING_INTERVAL = 1.0
-_SILENCE_LIMIT = 3.0
+# What a node may announce at most; the stream's queue holds so many batches, and other frames beside them.
+_LARGEST_WINDOW = 48
 _FRAMES = 64
-# Envelope fields beside the content, roughly; only a bound is computed with it.
-_ENVELOPE_BYTES = 250
+# Batches of marks that wait for the store. Beyond it the link breaks: the node has them and sends them again.
+_MARK_BATCHES = 1_000
 
 _REFUSAL_KINDS: Mapping[int, str] = {
     pb.REFUSAL_KIND_ABSENT: "absent",
@@ -45,6 +48,27 @@ _REFUSAL_KINDS: Mapping[int, str] = {
 }
 
 _Stream = Bidi[pb.DeliverRequest, pb.DeliverResponse]
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How a link keeps time, in seconds.
+
+    Attributes:
+        ping: from one ping to the next, and from one look at the silence to the next.
+        silence: so long may the node say nothing; also the end of the wait for its answer to the opening.
+        first_retry: bound of the first wait before a new stream, or before marks are stored again.
+        last_retry: largest bound.
+        steady: a stream that lived so long starts the back-off anew.
+    """
+
+    ping: float = 1.0
+    silence: float = 3.0
+    first_retry: float = 0.1
+    last_retry: float = 2.0
+    steady: float = 5.0
+
+
+PACE = Pace()
 
 
 class MarkKeeper(Protocol):
@@ -70,6 +94,7 @@ class Link:
         metrics: Metrics,
         queue_limit: int,
         trace: Callable[..., None] | None,
+        pace: Pace = PACE,
     ) -> None:
         self.node = node
         self._process = process
@@ -81,15 +106,9 @@ class Link:
         self._queue_limit = queue_limit
         self._trace = trace
         self._log = logger().bind(node_id=node.node_id)
-        self._queue: deque[pb.Delivery] = deque()
-        self._queued_keys = 0
+        self._pace = pace
+        self._outgoing = Outgoing(limit=queue_limit)
         self._changes: deque[pb.Change] = deque()
-        # sequence -> (batch, bytes): sent, not yet looked at by the node
-        self._unanswered: dict[int, tuple[pb.DeliverBatch, int]] = {}
-        self._unanswered_bytes = 0
-        self._sequence = 0
-        self._window_count = 0
-        self._window_bytes = 0
         self._stream: _Stream | None = None
         self._heard = 0.0
         self._mark_batches: deque[pb.MarkBatch] = deque()
@@ -107,14 +126,12 @@ class Link:
     @property
     def unfinished(self) -> int:
         """Batches that the node has not looked at, and deliveries that wait."""
-        return len(self._unanswered) + len(self._queue)
+        return self._outgoing.unfinished
 
     def offer(self, envelope: envelope_pb2.Envelope, recipient_keys: Sequence[str]) -> bool:
         """Queues a delivery; False when the queue is full or the node leaves."""
-        if self._draining or self._queued_keys + len(recipient_keys) > self._queue_limit:
+        if self._draining or not self._outgoing.add(envelope, recipient_keys):
             return False
-        self._queue.append(pb.Delivery(envelope=envelope, recipient_keys=recipient_keys))
-        self._queued_keys += len(recipient_keys)
         self._pump()
         return True
 
@@ -126,20 +143,23 @@ class Link:
         self._pump()
         return True
 
+    def hand_over(self) -> tuple[list[pb.Delivery], list[pb.Change]]:
+        """Gives away what the node has not looked at, for the link to its next epoch; this one is over."""
+        changes = list(self._changes)
+        self._changes.clear()
+        return self._outgoing.hand_over(), changes
+
     async def run(self) -> None:
         """Keeps a stream open, with full-jitter back-off between tries, until cancelled."""
         attempt = 0
         while True:
             began = self._clock.monotonic()
-            try:
-                await self._serve_stream()
-            except* Failure as group:
-                failure = _first(group)
+            failure = await why_ended(self._serve_stream, log=self._log)
+            if failure is not None:
                 level = self._log.info if self._draining else self._log.warning
                 level("link_lost", reason=failure.reason, error=failure.message)
-            lived = self._clock.monotonic() - began
-            attempt = 0 if lived > 5.0 else attempt + 1
-            await asyncio.sleep(full_jitter(attempt, base=0.1, cap=2.0, random=random.random()))
+            attempt = 0 if self._clock.monotonic() - began > self._pace.steady else attempt + 1
+            await self._pause(attempt)
 
     async def _serve_stream(self) -> None:
         stub = pb_grpc.GatewayServiceStub(self._channels.node(self.node.node_id))
@@ -152,7 +172,7 @@ class Link:
                 group.create_task(stream.write_loop())
                 self._open(stream, await self._shake_hands(stream))
                 group.create_task(self._keep_alive(stream))
-                group.create_task(self._keep_marks(stream))
+                group.create_task(self._keep_marks())
                 await self._read(stream)
                 raise Unavailable(
                     "the node ended the link", reason="DRAINING" if self._draining else "PEER_UNAVAILABLE"
@@ -161,6 +181,7 @@ class Link:
             if self._stream is not None:
                 self._metrics.links.dec()
             self._stream = None
+            self._outgoing.interrupt()
             # The node sends marks that were not confirmed again over its next stream.
             self._mark_batches.clear()
 
@@ -177,7 +198,12 @@ class Link:
                 )
             )
         )
-        frame = await stream.read()
+        try:
+            # Cancelling a read ends the call: that is what a peer deserves that takes a stream and says nothing.
+            async with asyncio.timeout(self._pace.silence):
+                frame = await stream.read()
+        except TimeoutError:
+            raise Unavailable("the node did not answer the opening", reason="PEER_UNAVAILABLE") from None
         if frame is None or frame.WhichOneof("frame") != "ready":
             raise Unavailable("the node answered the opening with another frame", reason="PEER_UNAVAILABLE")
         if frame.ready.protocol_version != PROTOCOL_VERSION:
@@ -189,15 +215,11 @@ class Link:
     def _open(self, stream: _Stream, ready: pb.LinkReady) -> None:
         self._draining = False
         self._stored_sequence = self._told_sequence = 0
-        self._window_count = ready.window_count
-        self._window_bytes = ready.window_bytes
         self._heard = self._clock.monotonic()
-        self._answer(ready.taken_sequence)
-        for batch, _ in self._unanswered.values():
-            stream.send(pb.DeliverRequest(batch=batch))
+        self._outgoing.open(ready, most=_LARGEST_WINDOW)
         self._stream = stream
         self._metrics.links.inc()
-        self._log.info("link_opened", node_epoch=ready.node_epoch, repeated_batch_count=len(self._unanswered))
+        self._log.info("link_opened", node_epoch=ready.node_epoch, repeated_batch_count=self._outgoing.repeated)
         self._pump()
 
     async def _read(self, stream: _Stream) -> None:
@@ -207,29 +229,32 @@ class Link:
                 case "result":
                     self._take_result(frame.result)
                 case "marks":
-                    self._mark_batches.append(frame.marks)
-                    self._marks_came.set()
+                    self._take_marks(frame.marks)
                 case "ping":
                     pass
                 case "drain":
                     self._draining = True
-                    self._metrics.not_offered.inc(self._queued_keys)
-                    self._queue.clear()
-                    self._queued_keys = 0
+                    self._metrics.not_offered.inc(self._outgoing.clear_queue())
                 case _:
                     self._metrics.unknown_frames.inc()
 
     async def _keep_alive(self, stream: _Stream) -> None:
         number = 0
         while True:
-            await asyncio.sleep(_PING_INTERVAL)
+            await asyncio.sleep(self._pace.ping)
             number += 1
             self._pump()
             stream.send(pb.DeliverRequest(ping=pb.LinkPing(ping_number=number)))
-            if self._clock.monotonic() - self._heard > _SILENCE_LIMIT:
-                raise Unavailable(f"the node was silent for {_SILENCE_LIMIT:g} s", reason="PEER_UNAVAILABLE")
+            if self._clock.monotonic() - self._heard > self._pace.silence:
+                raise Unavailable(f"the node was silent for {self._pace.silence:g} s", reason="PEER_UNAVAILABLE")
 
-    async def _keep_marks(self, stream: _Stream) -> None:
+    def _take_marks(self, batch: pb.MarkBatch) -> None:
+        if len(self._mark_batches) >= _MARK_BATCHES:
+            raise Unavailable("more marks came than the store takes", reason="STORE_UNAVAILABLE")
+        self._mark_batches.append(batch)
+        self._marks_came.set()
+
+    async def _keep_marks(self) -> None:
         """Stores marks, everything that waits at once, and confirms them in order."""
         attempt = 0
         while True:
@@ -241,7 +266,7 @@ class Link:
                 await self._marks.keep([mark for batch in batches for mark in batch.marks])
             except Failure as failure:
                 self._log.warning("marks_not_stored", reason=failure.reason, error=failure.message)
-                await asyncio.sleep(full_jitter(attempt, base=0.1, cap=2.0, random=random.random()))
+                await self._pause(attempt)
                 attempt += 1
                 continue
             attempt = 0
@@ -255,7 +280,7 @@ class Link:
         count = len(batches[0].marks)
         for batch in itertools.islice(self._mark_batches, 1, None):
             count += len(batch.marks)
-            if count > _LARGEST_BATCH:
+            if count > LARGEST_BATCH:
                 break
             batches.append(batch)
         return batches
@@ -263,24 +288,13 @@ class Link:
     def _take_result(self, result: pb.DeliverResult) -> None:
         for refusal in result.refusals:
             kind = _REFUSAL_KINDS.get(refusal.kind, "unknown")
-            self._metrics.refused[kind].inc(len(refusal.recipient_keys) or self._delivery_size(refusal))
-        if self._trace is not None:
-            for sequence, (batch, _) in self._unanswered.items():
-                if sequence <= result.taken_sequence:
-                    for delivery in batch.deliveries:
-                        self._trace("taken", event_id=delivery.envelope.event_id, node_id=self.node.node_id)
-        self._answer(result.taken_sequence)
+            count = len(refusal.recipient_keys)
+            self._metrics.refused[kind].inc(count or self._outgoing.size_of(refusal.sequence, refusal.delivery_index))
+        for batch in self._outgoing.taken(result.taken_sequence):
+            if self._trace is not None:
+                for delivery in batch.deliveries:
+                    self._trace("taken", event_id=delivery.envelope.event_id, node_id=self.node.node_id)
         self._pump()
-
-    def _delivery_size(self, refusal: pb.DeliveryRefusal) -> int:
-        known = self._unanswered.get(refusal.sequence)
-        if known is None or not 0 <= refusal.delivery_index < len(known[0].deliveries):
-            return 0
-        return len(known[0].deliveries[refusal.delivery_index].recipient_keys)
-
-    def _answer(self, taken_sequence: int) -> None:
-        for sequence in [number for number in self._unanswered if number <= taken_sequence]:
-            self._unanswered_bytes -= self._unanswered.pop(sequence)[1]
 
     def _pump(self) -> None:
         """Sends what waits, as far as the window and the stream's queue allow; called whenever one of them moves."""
@@ -291,46 +305,22 @@ class Link:
             pb.DeliverRequest(stored=pb.MarksStored(sequence=self._stored_sequence))
         ):
             self._told_sequence = self._stored_sequence
-        while (
-            self._queue
-            and len(self._unanswered) < self._window_count
-            and (not self._unanswered or self._unanswered_bytes < self._window_bytes)
-        ):
-            batch, size = self._next_batch()
-            self._unanswered[batch.sequence] = (batch, size)
-            self._unanswered_bytes += size
-            stream.send(pb.DeliverRequest(batch=batch))
+        while (batch := self._outgoing.next()) is not None and stream.send(pb.DeliverRequest(batch=batch)):
+            self._outgoing.sent()
+            self._count_offered(batch)
         while self._changes:
-            changes = list(itertools.islice(self._changes, _LARGEST_BATCH))
+            changes = list(itertools.islice(self._changes, LARGEST_BATCH))
             if not stream.send(pb.DeliverRequest(changes=pb.ChangeBatch(changes=changes))):
                 break
             for _ in changes:
                 self._changes.popleft()
 
-    def _next_batch(self) -> tuple[pb.DeliverBatch, int]:
-        self._sequence += 1
-        deliveries: list[pb.Delivery] = []
-        size = 0
-        room = self._window_bytes - self._unanswered_bytes
-        while self._queue and len(deliveries) < _LARGEST_BATCH:
-            delivery = self._queue[0]
-            bytes_ = len(delivery.envelope.notification) + _ENVELOPE_BYTES + 40 * len(delivery.recipient_keys)
-            if deliveries and size + bytes_ > room:
-                break
-            self._queue.popleft()
-            self._queued_keys -= len(delivery.recipient_keys)
-            self._metrics.offered.inc(len(delivery.recipient_keys))
-            if self._trace is not None:
+    def _count_offered(self, batch: pb.DeliverBatch) -> None:
+        self._metrics.offered.inc(sum(len(delivery.recipient_keys) for delivery in batch.deliveries))
+        if self._trace is not None:
+            for delivery in batch.deliveries:
                 self._trace("offered", event_id=delivery.envelope.event_id, node_id=self.node.node_id)
-            deliveries.append(delivery)
-            size += bytes_
-        return pb.DeliverBatch(sequence=self._sequence, deliveries=deliveries), size
 
-
-def _first(group: BaseExceptionGroup[Failure]) -> Failure:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    if not isinstance(found, Failure):
-        raise found
-    return found
+    async def _pause(self, attempt: int) -> None:
+        pace = self._pace
+        await asyncio.sleep(full_jitter(attempt, base=pace.first_retry, cap=pace.last_retry, random=random.random()))

@@ -6,7 +6,8 @@ Path step 6. Must not drop links because presence does not answer: a link notice
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 
 from heliograph.gateway.v1 import gateway_service_pb2 as pb
 from heliograph.type.v1 import envelope_pb2
@@ -15,6 +16,9 @@ from mesh.errors import Failure
 from mesh.telemetry import logger
 from svc_delivery.links import Link
 from svc_delivery.ports import NodeAddress, Presence
+
+# Recipients that may wait for nodes without a link, for the time of one look at the list.
+_LARGEST_EARLY = 10_000
 
 
 class Links:
@@ -37,6 +41,10 @@ class Links:
         self._poll = poll
         self._log = logger()
         self._links: dict[str, tuple[Link, asyncio.Task[None]]] = {}
+        # What is for nodes that presence names and that the list did not show yet.
+        self._early: dict[str, tuple[list[pb.Delivery], list[pb.Change]]] = {}
+        self._early_count = 0
+        self._wake = asyncio.Event()
 
     @property
     def unfinished(self) -> int:
@@ -46,34 +54,73 @@ class Links:
     def offer(self, node_id: str, envelope: envelope_pb2.Envelope, recipient_keys: Sequence[str]) -> bool:
         """See `ports.Nodes`."""
         known = self._links.get(node_id)
-        return known is not None and known[0].offer(envelope, recipient_keys)
+        if known is not None:
+            return known[0].offer(envelope, recipient_keys)
+        waiting = self._wait_for(node_id, len(recipient_keys))
+        if waiting is not None:
+            waiting[0].append(pb.Delivery(envelope=envelope, recipient_keys=recipient_keys))
+        return waiting is not None
 
     def change(self, node_id: str, change: pb.Change) -> bool:
         """See `ports.Nodes`."""
         known = self._links.get(node_id)
-        return known is not None and known[0].change(change)
+        if known is not None:
+            return known[0].change(change)
+        waiting = self._wait_for(node_id, 1)
+        if waiting is not None:
+            waiting[1].append(change)
+        return waiting is not None
 
     async def run(self) -> None:
         """Follows presence's list of nodes, for good."""
         async with asyncio.TaskGroup() as group:
             while True:
+                self._wake.clear()
+                # What comes while the list is read may be for a node that it does not show yet.
+                early, self._early, self._early_count = self._early, {}, 0
                 try:
                     nodes = await self._presence.nodes()
                 except Failure as failure:
                     self._log.warning("nodes_not_listed", reason=failure.reason, error=failure.message)
-                else:
-                    await self._follow(nodes, group)
-                await asyncio.sleep(self._poll)
+                    await asyncio.sleep(self._poll)
+                    continue
+                await self._follow(nodes, group)
+                for node_id, (deliveries, changes) in early.items():
+                    # A node that is not listed is gone again, and its sessions with it.
+                    if node_id in self._links:
+                        _hand_on(self._links[node_id][0], deliveries, changes)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll):
+                        await self._wake.wait()
+
+    def _wait_for(self, node_id: str, count: int) -> tuple[list[pb.Delivery], list[pb.Change]] | None:
+        """Presence names a node that is so new that it has no link: has the list read now; None when too much waits."""
+        if self._early_count + count > _LARGEST_EARLY:
+            return None
+        self._early_count += count
+        self._wake.set()
+        return self._early.setdefault(node_id, ([], []))
 
     async def _follow(self, nodes: Sequence[NodeAddress], group: asyncio.TaskGroup) -> None:
         listed = {node.node_id: node for node in nodes}
+        left: dict[str, tuple[list[pb.Delivery], list[pb.Change]]] = {}
         for node_id in [node_id for node_id, (link, _) in self._links.items() if listed.get(node_id) != link.node]:
             link, task = self._links.pop(node_id)
             task.cancel()
             await asyncio.wait([task])
             await self._channels.release_node(node_id)
-            self._log.info("link_dropped", node_id=node_id, unfinished_count=link.unfinished)
+            left[node_id] = link.hand_over()
+            self._log.info("link_dropped", node_id=node_id, unfinished_count=len(left[node_id][0]))
         for node_id, node in listed.items():
             if node_id not in self._links:
                 link = self._make_link(node)
                 self._links[node_id] = (link, group.create_task(link.run()))
+                # Its sessions may be there again, or still, and know this by nothing else at once.
+                _hand_on(link, *left.get(node_id, ((), ())))
+
+
+def _hand_on(link: Link, deliveries: Iterable[pb.Delivery], changes: Iterable[pb.Change]) -> None:
+    for delivery in deliveries:
+        link.offer(delivery.envelope, delivery.recipient_keys)
+    for change in changes:
+        link.change(change)
