@@ -12,9 +12,9 @@ from heliograph.type.v1.plan_pb2 import SuppressReason
 from heliograph_client.publisher import Publisher
 from mesh.ids import from_text
 from tests.support.apps import Apps
+from tests.support.cluster import TENANT
 from tests.support.device import checksum
-from tests.support.installation import TENANT, installed
-from tests.support.shapes import BOTH
+from tests.support.shapes import BOTH, query, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -27,14 +27,14 @@ _HIDDEN = NotificationState.NOTIFICATION_STATE_HIDDEN
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
 async def apps(request: pytest.FixtureRequest) -> AsyncIterator[Apps]:
     """One installation for all tests here; each test has recipients of its own."""
-    async with installed(direct=request.param) as installation:
-        yield Apps(installation)
+    async with running(request.param) as cluster:
+        yield Apps(cluster)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def publisher(apps: Apps) -> AsyncIterator[Publisher]:
     """A producer's connection."""
-    async with apps.publisher() as publisher:
+    async with apps.cluster.publisher() as publisher:
         yield publisher
 
 
@@ -163,7 +163,8 @@ async def test_who_opted_out_gets_nothing_and_a_record_says_why(apps: Apps, publ
         marker = await publisher.publish(category="general", to="eva", title="something else")
 
         def decided() -> list[tuple[object, ...]]:
-            return apps.installation.query(
+            return query(
+                apps.cluster,
                 "inbox.db",
                 "select tenant, reason, recipients from decisions where event_id = ?",
                 from_text(unwanted.event_id),

@@ -13,8 +13,7 @@ import pytest_asyncio
 from heliograph.type.v1.notification_pb2 import MarkKind
 from heliograph_cli import logs
 from tests.support.apps import Apps
-from tests.support.installation import installed
-from tests.support.shapes import BOTH
+from tests.support.shapes import BOTH, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -53,14 +52,14 @@ def promised_order() -> list[tuple[int, int]]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
 async def apps(request: pytest.FixtureRequest) -> AsyncIterator[Apps]:
     """An installation that logs every step."""
-    async with installed(direct=request.param, trace=True) as installation:
-        yield Apps(installation)
+    async with running(request.param, trace=True) as cluster:
+        yield Apps(cluster)
 
 
 async def test_one_event_takes_the_way_that_is_written_down(apps: Apps) -> None:
     """One publish to one connected recipient passes each step of the table once, in its process and in order."""
     rows = table()
-    async with apps.device("ada") as phone, apps.publisher() as publisher:
+    async with apps.device("ada") as phone, apps.cluster.publisher() as publisher:
         await phone.ready()
         receipt = await publisher.publish(category="general", to="ada", title="on its way")
         await phone.has(receipt.event_id)
@@ -68,7 +67,7 @@ async def test_one_event_takes_the_way_that_is_written_down(apps: Apps) -> None:
         node_id = phone.node_id
 
     def recorded() -> list[logs.Step]:
-        return logs.path_of(logs.files(apps.installation.folder / "log", ""), receipt.event_id)
+        return logs.path_of(logs.files(apps.cluster.place.log, ""), receipt.event_id)
 
     wanted = {row.step for row in rows.values()}
     await until(lambda: wanted <= {step.name for step in recorded()}, 10.0, "every step of the table is logged")

@@ -1,4 +1,4 @@
-"""The ways into an installation that the outside has: producers, sessions, and a recipient's calls.
+"""The ways into a cluster that a recipient has: sessions that a test controls frame by frame, and calls.
 
 The same methods in every shape: without sidecars they go to the services' own sockets, with the mesh through the edge,
 and then a recipient's calls are REST. Must not judge an answer.
@@ -22,14 +22,8 @@ from heliograph.delivery.v1 import inbox_service_pb2_grpc as stubs
 from heliograph.prefs.v1 import prefs_service_pb2 as prefs_pb
 from heliograph.prefs.v1 import prefs_service_pb2_grpc as prefs_stubs
 from heliograph.type.v1.notification_pb2 import Channel, Mark, MarkKind, NotificationRef
-from heliograph_client.frames import Encoding
-from heliograph_client.publisher import Publisher
-from heliograph_client.retry import RetryPolicy
-from heliograph_client.subscriber import Subscriber
-from heliograph_client.tls import Tls
-from heliograph_client.values import Update
+from tests.support.cluster import Cluster
 from tests.support.device import Device, Form, connected
-from tests.support.installation import PRODUCER, TENANT, Installation
 
 Request = TypeVar("Request", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
@@ -38,61 +32,25 @@ _LIMIT_S = 10.0
 
 
 class Apps:
-    """The outside of one installation."""
+    """The outside of one cluster."""
 
-    def __init__(self, installation: Installation) -> None:
-        self.installation = installation
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
         self._context: ssl.SSLContext | None = None
 
     @property
     def context(self) -> ssl.SSLContext | None:
         """What a client of the edge verifies by; None without an edge."""
-        if self._context is None and not self.installation.direct:
-            self._context = ssl.create_default_context(cafile=str(self.installation.roots_file))
+        if self._context is None and self.cluster.shape == "mesh":
+            self._context = ssl.create_default_context(cafile=str(self.cluster.place.certs / "ca" / "bundle.pem"))
         return self._context
 
     def url(self, node: int = 0) -> str:
         """Returns where sessions connect: at this node, or at the edge, which chooses one itself."""
-        urls = list(self.installation.up.live_urls.values())
+        urls = list(self.cluster.running.live_urls.values())
         return urls[node % len(urls)]
 
-    # ------------------------------------------------------------ producers
-
-    def publisher(self, *, producer: str = PRODUCER, policy: RetryPolicy | None = None) -> Publisher:
-        """Returns a producer's publisher, not yet opened."""
-        installation = self.installation
-        if installation.direct:
-            caller = (("x-heliograph-caller", f"producer/{TENANT}/{producer}"),)
-            return Publisher(f"unix:{installation.socket('ingest')}", metadata=caller, policy=policy)
-        leaf = installation.leaf_folder(f"producer/{TENANT}/{producer}")
-        tls = Tls(
-            ca_file=installation.roots_file,
-            certificate_file=leaf / "cert.pem",
-            key_file=leaf / "key.pem",
-            server_name=installation.up.producer_host,
-        )
-        return Publisher(installation.up.edge, tls=tls, policy=policy)
-
     # ------------------------------------------------------------ sessions
-
-    def subscriber(
-        self,
-        recipient: str,
-        *,
-        device_id: str = "phone",
-        node: int = 0,
-        encoding: Encoding = "proto",
-        on_update: Callable[[Update], None] | None = None,
-    ) -> Subscriber:
-        """Returns the SDK's subscriber of a recipient's device, not yet opened."""
-        return Subscriber(
-            self.url(node),
-            token=lambda: self.installation.token(recipient),
-            device_id=device_id,
-            encoding=encoding,
-            tls_context=self.context,
-            on_update=on_update,
-        )
 
     @asynccontextmanager
     async def device(
@@ -109,7 +67,7 @@ class Apps:
     ) -> AsyncIterator[Device]:
         """Opens a session of a client without habits; hello is said, the checkpoint is not waited for."""
         async with connected(self.url(node), form=form, context=self.context, narrow=narrow) as device:
-            token = token or self.installation.token(recipient)
+            token = token or self.cluster.token(recipient)
             await device.hello(token, device_id, cursor=cursor, received=received or ())
             yield device
 
@@ -118,14 +76,14 @@ class Apps:
     async def list_inbox(self, recipient: str, *, unread_only: bool = False) -> pb.ListInboxResponse:
         """Returns the whole window of a recipient."""
         request = pb.ListInboxRequest(page_size=200, unread_only=unread_only)
-        if self.installation.direct:
+        if self.cluster.shape == "processes":
             return await self._call(recipient, "delivery", lambda to: stubs.InboxServiceStub(to).ListInbox, request)
         return await self._rest(recipient, "GET", "/v1/inbox", request, pb.ListInboxResponse())
 
     async def unread(self, recipient: str) -> int:
         """Returns the unread number."""
         request = pb.GetUnreadRequest()
-        if self.installation.direct:
+        if self.cluster.shape == "processes":
             answer = await self._call(recipient, "delivery", lambda to: stubs.InboxServiceStub(to).GetUnread, request)
         else:
             answer = await self._rest(recipient, "GET", "/v1/inbox/unread", request, pb.GetUnreadResponse())
@@ -135,7 +93,7 @@ class Apps:
         """Marks without a session; returns the ids that are not in the inbox."""
         refs = [NotificationRef(notification_id=id_) for id_ in ids]
         request = pb.BatchMarkRequest(marks=[Mark(kind=kind, refs=refs)])
-        if self.installation.direct:
+        if self.cluster.shape == "processes":
             answer = await self._call(recipient, "delivery", lambda to: stubs.InboxServiceStub(to).BatchMark, request)
         else:
             answer = await self._rest(recipient, "POST", "/v1/inbox:mark", request, pb.BatchMarkResponse())
@@ -144,7 +102,7 @@ class Apps:
     async def mark_all_read(self, recipient: str) -> int:
         """Marks the whole list read; returns the unread number afterwards."""
         request = pb.MarkAllReadRequest()
-        if self.installation.direct:
+        if self.cluster.shape == "processes":
             answer = await self._call(recipient, "delivery", lambda to: stubs.InboxServiceStub(to).MarkAllRead, request)
         else:
             answer = await self._rest(recipient, "POST", "/v1/inbox:markAllRead", request, pb.MarkAllReadResponse())
@@ -155,7 +113,7 @@ class Apps:
         off = [] if live else [Channel.CHANNEL_LIVE]
         choice = prefs_pb.CategoryPreference(category=category, enabled=enabled, disabled_channels=off)
         request = prefs_pb.UpdatePreferencesRequest(preferences=prefs_pb.Preferences(categories=[choice]))
-        if self.installation.direct:
+        if self.cluster.shape == "processes":
             await self._call(recipient, "prefs", lambda to: prefs_stubs.PrefsServiceStub(to).UpdatePreferences, request)
         else:
             await self._rest(recipient, "PATCH", "/v1/preferences", request, prefs_pb.UpdatePreferencesResponse())
@@ -167,8 +125,8 @@ class Apps:
         method: Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Request, Answer]],
         request: Request,
     ) -> Answer:
-        bearer = (("authorization", f"Bearer {self.installation.token(recipient)}"),)
-        async with grpc.aio.insecure_channel(f"unix:{self.installation.socket(service)}") as channel:
+        bearer = (("authorization", f"Bearer {self.cluster.token(recipient)}"),)
+        async with grpc.aio.insecure_channel(f"unix:{self.cluster.place.run}/{service}.sock") as channel:
             return await method(channel)(request, timeout=_LIMIT_S, metadata=bearer)
 
     async def _rest(self, recipient: str, verb: str, path: str, request: Message, answer: Answer) -> Answer:
@@ -176,10 +134,10 @@ class Apps:
         context = self.context
         assert context is not None
         async with httpx2.AsyncClient(
-            base_url=f"https://{self.installation.up.edge}",
+            base_url=f"https://{self.cluster.running.edge}",
             verify=context,
             timeout=_LIMIT_S,
-            headers={"authorization": f"Bearer {self.installation.token(recipient)}"},
+            headers={"authorization": f"Bearer {self.cluster.token(recipient)}"},
         ) as client:
             got = await (client.get(path, params=body) if verb == "GET" else client.request(verb, path, json=body))
         assert got.status_code == 200, f"{verb} {path}: {got.status_code} {got.text}"

@@ -1,12 +1,67 @@
-"""The shapes a scenario runs in: each body is written once. Must not start anything."""
+"""The shapes a scenario runs in, and a cluster of its own in one of them. Each body is written once.
+
+Must not know what a scenario does.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-# True: the services alone. False: behind their sidecars and the edge, with mTLS.
-DIRECT: Final = pytest.param(True, id="direct", marks=pytest.mark.processes)
-MESH: Final = pytest.param(False, id="mesh", marks=pytest.mark.mesh)
-BOTH: Final = (DIRECT, MESH)
+from tests.support.cluster import Cluster, Shape
+
+# The services alone; behind their sidecars and the edge, with mTLS.
+PROCESSES: Final = pytest.param("processes", marks=pytest.mark.processes)
+MESH: Final = pytest.param("mesh", marks=pytest.mark.mesh)
+BOTH: Final = (PROCESSES, MESH)
+
+
+@asynccontextmanager
+async def running(
+    shape: Shape, *, gateways: int = 2, trace: bool = False, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Cluster]:
+    """Runs a cluster while the context is open.
+
+    Args:
+        shape: without or with Envoys.
+        gateways: number of gateway nodes.
+        trace: log every step of every event.
+        settings: of services, without their common prefix: "GATEWAY_SESSION_AGE".
+    """
+    folder = Path(tempfile.mkdtemp(prefix="hg-"))
+    environ = {f"HELIOGRAPH_{name}": value for name, value in (settings or {}).items()}
+    try:
+        async with Cluster(folder, shape=shape, gateways=gateways, trace=trace, environ=environ) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def frozen(cluster: Cluster, name: str) -> Iterator[None]:
+    """Stops a process (SIGSTOP) while the context is open."""
+    pid = cluster.send(name, signal.SIGSTOP).pid
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def query(cluster: Cluster, store: str, sql: str, *arguments: object) -> list[tuple[object, ...]]:
+    """Reads an embedded store beside the process that writes it."""
+    connection = sqlite3.connect(f"file:{cluster.place.data / store}?mode=ro", uri=True, timeout=5.0)
+    try:
+        return connection.execute(sql, arguments).fetchall()
+    finally:
+        connection.close()
