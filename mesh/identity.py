@@ -99,8 +99,10 @@ class Identifier:
         return peer if bearer is None else self._bearer(bearer)
 
     def _bearer(self, header: str) -> Caller:
+        if self._tokens is None:
+            raise Unauthenticated("this service takes no tokens", reason="TOKEN_INVALID")
         scheme, _, token = header.partition(" ")
-        if self._tokens is None or scheme.lower() != "bearer":
+        if scheme.lower() != "bearer":
             raise Unauthenticated("only bearer tokens are taken here", reason="TOKEN_INVALID")
         # The verifier takes producers and recipients only: no token makes anybody an operator or a service.
         claims = self._tokens.verify(token.strip())

@@ -18,6 +18,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 import httpx2
+import pytest
 
 from heliograph.delivery.v1 import inbox_service_pb2, inbox_service_pb2_grpc
 from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
@@ -54,6 +55,11 @@ priorities = ["normal"]
 categories = ["*"]
 priorities = ["high", "normal", "bulk"]
 """
+
+# For what only a mesh has: certificates, an edge, REST. The fixture `site` has this shape too, so both share one site.
+IN_A_MESH = pytest.mark.parametrize(
+    "site", [pytest.param("mesh", marks=[pytest.mark.mesh, pytest.mark.timeout(60)])], indirect=True, scope="session"
+)
 
 _LANES = {
     "high": notification_pb2.PRIORITY_HIGH,
