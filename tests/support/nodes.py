@@ -23,7 +23,7 @@ from heliograph.type.v1 import envelope_pb2, notification_pb2
 from mesh.app import App
 from mesh.channel import Channels
 from mesh.clock import SystemClock
-from mesh.errors import Failure, Unimplemented
+from mesh.errors import Failure, Unavailable, Unimplemented
 from mesh.settings import load
 from mesh.streams import Bidi, connect
 from mesh.telemetry import Telemetry
@@ -113,11 +113,15 @@ class DeliveryLink:
     Attributes:
         frames: everything that came.
         stores: confirms mark batches as they come.
+        answers: pings.
+        failure: what the link ended with; None while it is open.
     """
 
     def __init__(self, stream: Bidi[pb.DeliverRequest, pb.DeliverResponse], *, stores: bool) -> None:
         self.frames: list[pb.DeliverResponse] = []
         self.stores = stores
+        self.answers = True
+        self.failure: Failure | None = None
         self.stream = stream
         self._number = 0
         self._sequence = 0
@@ -126,12 +130,10 @@ class DeliveryLink:
         """Sends a frame."""
         assert self.stream.send(pb.DeliverRequest(**frame))
 
-    async def open(
-        self, name: str = "delivery", *, epoch: int = 1, node_id: str = NODE_ID, node_epoch: int = 0
-    ) -> None:
+    def open(self, name: str, *, epoch: int = 1, node_id: str = NODE_ID, node_epoch: int = 0, version: int = 1) -> None:
         """Opens the link."""
         opened = pb.LinkOpen(
-            protocol_version=1, delivery_id=name, delivery_epoch=epoch, node_id=node_id, node_epoch=node_epoch
+            protocol_version=version, delivery_id=name, delivery_epoch=epoch, node_id=node_id, node_epoch=node_epoch
         )
         self.send(open=opened)
 
@@ -143,12 +145,31 @@ class DeliveryLink:
 
     async def read(self) -> None:
         """Keeps what comes, and answers as told."""
-        while (frame := await self.stream.read()) is not None:
-            self.frames.append(frame)
-            if frame.HasField("marks") and self.stores:
-                self.send(stored=pb.MarksStored(sequence=frame.marks.sequence))
-            if frame.HasField("ping"):
-                self.send(ping=frame.ping)
+        try:
+            while (frame := await self.stream.read()) is not None:
+                self._take(frame)
+        except Failure as failure:
+            self.failure = failure
+        else:
+            self.failure = Unavailable("the node ended the link", reason="")
+
+    async def write(self) -> None:
+        """Writes what is sent until the link is over."""
+        with contextlib.suppress(Failure):
+            await self.stream.write_loop()
+
+    def _take(self, frame: pb.DeliverResponse) -> None:
+        self.frames.append(frame)
+        if frame.HasField("marks") and self.stores:
+            self.send(stored=pb.MarksStored(sequence=frame.marks.sequence))
+        if frame.HasField("ping") and self.answers:
+            self.send(ping=frame.ping)
+
+    async def end(self) -> Failure:
+        """Waits for the end of the link and returns what ended it."""
+        await until(lambda: self.failure is not None, 10.0, "the link has ended")
+        assert self.failure is not None
+        return self.failure
 
     @property
     def ready(self) -> pb.LinkReady:
@@ -291,10 +312,10 @@ class Node:
         try:
             async with connect(stub.Deliver, metadata=metadata, limit=1_000) as stream, asyncio.TaskGroup() as group:
                 link = DeliveryLink(stream, stores=stores)
-                writing = group.create_task(stream.write_loop())
+                writing = group.create_task(link.write())
                 reading = group.create_task(link.read())
-                await link.open(name, **opening)
-                await until(lambda: bool(link.frames) or reading.done(), 10.0, "the link is open")
+                link.open(name, **opening)
+                await until(lambda: bool(link.frames) or link.failure is not None, 10.0, "the link is open")
                 yield link
                 reading.cancel()
                 writing.cancel()
