@@ -7,7 +7,7 @@ and then a recipient's calls are REST. Must not judge an answer.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from heliograph.prefs.v1 import prefs_service_pb2 as prefs_pb
 from heliograph.prefs.v1 import prefs_service_pb2_grpc as prefs_stubs
 from heliograph.type.v1.notification_pb2 import Channel, Mark, MarkKind, NotificationRef
 from tests.support.cluster import Cluster
-from tests.support.device import Device, Form, connected
+from tests.support.device import Device, Form, connected, mark_of
 
 Request = TypeVar("Request", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
@@ -62,13 +62,15 @@ class Apps:
         form: Form = "proto",
         narrow: bool = False,
         cursor: str = "",
-        received: list[tuple[str, int]] | None = None,
+        received: Sequence[tuple[str, int]] = (),
+        unconfirmed: Sequence[tuple[MarkKind.ValueType, Sequence[str]]] = (),
         token: str = "",
     ) -> AsyncIterator[Device]:
         """Opens a session of a client without habits; hello is said, the checkpoint is not waited for."""
         async with connected(self.url(node), form=form, context=self.context, narrow=narrow) as device:
             token = token or self.cluster.token(recipient)
-            await device.hello(token, device_id, cursor=cursor, received=received or ())
+            marks = [mark_of(kind, *ids) for kind, ids in unconfirmed]
+            await device.hello(token, device_id, cursor=cursor, received=received, unconfirmed=marks)
             yield device
 
     # ------------------------------------------------------------ a recipient's calls

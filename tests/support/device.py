@@ -34,6 +34,7 @@ from heliograph.gateway.v1.client_frames_pb2 import (
     Replayed,
 )
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationRef, NotificationState
+from mesh.ids import from_text
 from tests.support.wait import until
 
 Form = Literal["json", "proto"]
@@ -42,6 +43,7 @@ Form = Literal["json", "proto"]
 LIMIT_S = 15.0
 # What a narrow device takes off the wire by itself: small segments keep the peer's own buffer small too.
 _NARROW_BYTES, _NARROW_SEGMENT = 4_096, 536
+_WINDOW_ROWS = 100
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -254,18 +256,21 @@ def mark_of(kind: MarkKind.ValueType, *ids: str) -> ClientMark:
     return ClientMark(kind=kind, refs=[NotificationRef(notification_id=id_) for id_ in ids])
 
 
-def checksum(window: dict[str, Seen]) -> int:
-    """Returns what a checkpoint must say of a copy that is complete."""
+def checksum(shown: dict[str, Seen]) -> int:
+    """Returns what a checkpoint must say of a complete copy, of which this is the window."""
     read = NotificationState.NOTIFICATION_STATE_READ
-    lines = [f"{id_} {seen.revision} {int(seen.state == read)}\n" for id_, seen in sorted(visible(window).items())]
+    lines = [f"{id_} {seen.revision} {int(seen.state == read)}\n" for id_, seen in sorted(shown.items())]
     value = zlib.crc32("".join(lines).encode())
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-def visible(window: dict[str, Seen]) -> dict[str, Seen]:
-    """Returns what of a copy is not hidden."""
+def window(copy: dict[str, Seen]) -> dict[str, Seen]:
+    """Returns what of a copy is shown: the newest that are not hidden, of high priority and of the rest."""
     hidden = NotificationState.NOTIFICATION_STATE_HIDDEN
-    return {id_: seen for id_, seen in window.items() if seen.state != hidden}
+    visible = sorted((id_ for id_, seen in copy.items() if seen.state != hidden), reverse=True)
+    high = [id_ for id_ in visible if from_text(id_)[-1] & 1]
+    rest = [id_ for id_ in visible if not from_text(id_)[-1] & 1]
+    return {id_: copy[id_] for id_ in (*high[:_WINDOW_ROWS], *rest[:_WINDOW_ROWS])}
 
 
 @asynccontextmanager
