@@ -117,7 +117,7 @@ class Demo:
                 encoding="json" if index % 2 else "proto",
                 ledger=self._ledger,
             )
-            for index, name in enumerate(f"listener-{number:02d}" for number in range(1, choices.listeners + 1))
+            for index, name in enumerate(_names(choices.listeners))
         ]
 
     async def run(self) -> Outcome:
@@ -235,6 +235,12 @@ class Demo:
         return rows, missing
 
 
+def _names(count: int) -> list[str]:
+    """Returns names that no earlier run on the same stores had: its notifications are not this one's."""
+    run = time.time_ns() // 1_000_000_000 % 0x10000
+    return [f"listener-{run:04x}-{number:02d}" for number in range(1, count + 1)]
+
+
 def show(outcome: Outcome, teller: Teller) -> None:
     """Shows the tables and the verdict."""
     teller.table(
@@ -287,7 +293,7 @@ def play(choices: Choices, *, keep: bool, teller: Teller) -> int:
             else:
                 teller.say("stopping everything")
         if keep:
-            teller.plain(demo_report.keep_text(installation.folder, edge=up.edge, producer_host=up.producer_host))
+            teller.plain(demo_report.keep_text(installation.folder, up))
     if not keep:
         teller.say("everything is stopped")
     return 1 if outcome.faults else 0

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from bench.demo_ledger import Counts, Phase
 from bench.measures import Spread
+from heliograph_cli.record import UpRecord
 
 _WIDTH = 100
 
@@ -120,13 +121,15 @@ def places_table(moments: Sequence[Places], killed: str) -> Table:
     return table
 
 
-def keep_text(folder: Path, *, edge: str, producer_host: str) -> str:
+def keep_text(folder: Path, up: UpRecord) -> str:
     """Returns commands to paste while the mesh goes on running."""
+    edge, producer_host, trust_domain, ingest = up.edge, up.producer_host, up.trust_domain, up.inbound["ingest"]
     command = _shown(Path(sys.executable).parent / "heliograph")
     state = _shown(folder)
     where = "" if state == ".heliograph" else f" --state-dir {state}"
     ca = f"{state}/certs/ca/bundle.pem"
     producer = f"{state}/certs/producer/acme/demo/current"
+    operator = f"{state}/certs/operator/dev/current"
     port = edge.rpartition(":")[2]
     event = '{"event":{"category":"general","audience":{"recipientIds":["alice"]},"content":{"title":"Hello"}}}'
     return f"""
@@ -144,14 +147,21 @@ curl --cacert {ca} -H "authorization: Bearer $({command} token demo --role produ
   -d '{event}'
 
 # publish with grpcurl: gRPC through the edge, with a producer's certificate
-grpcurl -cacert {ca} -cert {producer}/cert.pem -key {producer}/key.pem -servername {producer_host} \\
-  -import-path proto -import-path proto/vendor -proto heliograph/ingest/v1/ingest_service.proto \\
+grpcurl -cacert {ca} -cert {producer}/cert.pem -key {producer}/key.pem \\
+  -servername {producer_host} -import-path proto -import-path proto/vendor \\
+  -proto heliograph/ingest/v1/ingest_service.proto \\
   -d '{event}' \\
   {edge} heliograph.ingest.v1.IngestService/Publish
 
 # the inbox, with the command and with curl
 {command} inbox alice{where}
 curl --cacert {ca} -H "authorization: Bearer $({command} token alice{where})" https://localhost:{port}/v1/inbox
+
+# look around as an operator, through the sidecar of a service: what it serves, and whether it is well
+grpcurl -cacert {ca} -cert {operator}/cert.pem -key {operator}/key.pem \\
+  -servername ingest.{trust_domain} {ingest} list
+grpcurl -cacert {ca} -cert {operator}/cert.pem -key {operator}/key.pem \\
+  -servername ingest.{trust_domain} {ingest} grpc.health.v1.Health/Check
 
 # what runs, and the end of it
 {command} nodes{where}
