@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from heliograph.access.v1 import access_pb2 as heliograph_dot_access_dot_v1_dot_access__pb2
 from heliograph.type.v1 import envelope_pb2 as heliograph_dot_type_dot_v1_dot_envelope__pb2
 from heliograph.type.v1 import notification_pb2 as heliograph_dot_type_dot_v1_dot_notification__pb2
@@ -29,7 +30,7 @@ from heliograph.type.v1 import plan_pb2 as heliograph_dot_type_dot_v1_dot_plan__
 from heliograph.type.v1 import refusal_pb2 as heliograph_dot_type_dot_v1_dot_refusal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-heliograph/delivery/v1/delivery_service.proto\x12\x16heliograph.delivery.v1\x1a!heliograph/access/v1/access.proto\x1a!heliograph/type/v1/envelope.proto\x1a%heliograph/type/v1/notification.proto\x1a\x1dheliograph/type/v1/plan.proto\x1a heliograph/type/v1/refusal.proto\"\xbe\x01\n\x0f\x44ispatchRequest\x12\x34\n\x04open\x18\x01 \x01(\x0b\x32$.heliograph.delivery.v1.DispatchOpenH\x00\x12\x36\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32%.heliograph.delivery.v1.DispatchBatchH\x00\x12\x34\n\x04ping\x18\x03 \x01(\x0b\x32$.heliograph.delivery.v1.DispatchPingH\x00\x42\x07\n\x05\x66rame\"}\n\x0c\x44ispatchOpen\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x11\n\tfanout_id\x18\x02 \x01(\t\x12.\n\x08priority\x18\x03 \x01(\x0e\x32\x1c.heliograph.type.v1.Priority\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\"\x80\x01\n\rDispatchBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\'\n\x05plans\x18\x02 \x03(\x0b\x32\x18.heliograph.type.v1.Plan\x12\x34\n\ndispatches\x18\x03 \x03(\x0b\x32 .heliograph.delivery.v1.Dispatch\"n\n\x08\x44ispatch\x12.\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\x32\n\x06groups\x18\x02 \x03(\x0b\x32\".heliograph.type.v1.RecipientGroup\"#\n\x0c\x44ispatchPing\x12\x13\n\x0bping_number\x18\x01 \x01(\x03\"\xfb\x01\n\x10\x44ispatchResponse\x12\x36\n\x05ready\x18\x01 \x01(\x0b\x32%.heliograph.delivery.v1.DispatchReadyH\x00\x12\x38\n\x06result\x18\x02 \x01(\x0b\x32&.heliograph.delivery.v1.DispatchResultH\x00\x12\x34\n\x04ping\x18\x03 \x01(\x0b\x32$.heliograph.delivery.v1.DispatchPingH\x00\x12\x36\n\x05\x64rain\x18\x04 \x01(\x0b\x32%.heliograph.delivery.v1.DispatchDrainH\x00\x42\x07\n\x05\x66rame\"g\n\rDispatchReady\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x14\n\x0cwindow_count\x18\x02 \x01(\x05\x12\x14\n\x0cwindow_bytes\x18\x03 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\"]\n\x0e\x44ispatchResult\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x39\n\x08refusals\x18\x02 \x03(\x0b\x32\'.heliograph.delivery.v1.DispatchRefusal\"W\n\x0f\x44ispatchRefusal\x12\x16\n\x0e\x64ispatch_index\x18\x01 \x01(\x05\x12,\n\x07refusal\x18\x02 \x01(\x0b\x32\x1b.heliograph.type.v1.Refusal\"\x0f\n\rDispatchDrain2{\n\x0f\x44\x65liveryService\x12h\n\x08\x44ispatch\x12\'.heliograph.delivery.v1.DispatchRequest\x1a(.heliograph.delivery.v1.DispatchResponse\"\x05\x82\xce\x18\x01\x05(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-heliograph/delivery/v1/delivery_service.proto\x12\x16heliograph.delivery.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!heliograph/access/v1/access.proto\x1a!heliograph/type/v1/envelope.proto\x1a%heliograph/type/v1/notification.proto\x1a\x1dheliograph/type/v1/plan.proto\x1a heliograph/type/v1/refusal.proto\"\xbe\x01\n\x0f\x44ispatchRequest\x12\x34\n\x04open\x18\x01 \x01(\x0b\x32$.heliograph.delivery.v1.DispatchOpenH\x00\x12\x36\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32%.heliograph.delivery.v1.DispatchBatchH\x00\x12\x34\n\x04ping\x18\x03 \x01(\x0b\x32$.heliograph.delivery.v1.DispatchPingH\x00\x42\x07\n\x05\x66rame\"}\n\x0c\x44ispatchOpen\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x11\n\tfanout_id\x18\x02 \x01(\t\x12.\n\x08priority\x18\x03 \x01(\x0e\x32\x1c.heliograph.type.v1.Priority\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\"\x80\x01\n\rDispatchBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\'\n\x05plans\x18\x02 \x03(\x0b\x32\x18.heliograph.type.v1.Plan\x12\x34\n\ndispatches\x18\x03 \x03(\x0b\x32 .heliograph.delivery.v1.Dispatch\"n\n\x08\x44ispatch\x12.\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\x32\n\x06groups\x18\x02 \x03(\x0b\x32\".heliograph.type.v1.RecipientGroup\"#\n\x0c\x44ispatchPing\x12\x13\n\x0bping_number\x18\x01 \x01(\x03\"\xfb\x01\n\x10\x44ispatchResponse\x12\x36\n\x05ready\x18\x01 \x01(\x0b\x32%.heliograph.delivery.v1.DispatchReadyH\x00\x12\x38\n\x06result\x18\x02 \x01(\x0b\x32&.heliograph.delivery.v1.DispatchResultH\x00\x12\x34\n\x04ping\x18\x03 \x01(\x0b\x32$.heliograph.delivery.v1.DispatchPingH\x00\x12\x36\n\x05\x64rain\x18\x04 \x01(\x0b\x32%.heliograph.delivery.v1.DispatchDrainH\x00\x42\x07\n\x05\x66rame\"g\n\rDispatchReady\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x14\n\x0cwindow_count\x18\x02 \x01(\x05\x12\x14\n\x0cwindow_bytes\x18\x03 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\"]\n\x0e\x44ispatchResult\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x39\n\x08refusals\x18\x02 \x03(\x0b\x32\'.heliograph.delivery.v1.DispatchRefusal\"W\n\x0f\x44ispatchRefusal\x12\x16\n\x0e\x64ispatch_index\x18\x01 \x01(\x05\x12,\n\x07refusal\x18\x02 \x01(\x0b\x32\x1b.heliograph.type.v1.Refusal\"\x0f\n\rDispatchDrain\"K\n\x0e\x45xplainRequest\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\x12\x14\n\x0crecipient_id\x18\x03 \x01(\t\"\xb8\x01\n\x0f\x45xplainResponse\x12\x34\n\x05state\x18\x01 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\x12;\n\x0fsuppress_reason\x18\x02 \x01(\x0e\x32\".heliograph.type.v1.SuppressReason\x12\x32\n\x05steps\x18\x03 \x03(\x0b\x32#.heliograph.delivery.v1.ExplainStep\"^\n\x0b\x45xplainStep\x12-\n\tstep_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64\x65\x63ision\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t2\xde\x01\n\x0f\x44\x65liveryService\x12h\n\x08\x44ispatch\x12\'.heliograph.delivery.v1.DispatchRequest\x1a(.heliograph.delivery.v1.DispatchResponse\"\x05\x82\xce\x18\x01\x05(\x01\x30\x01\x12\x61\n\x07\x45xplain\x12&.heliograph.delivery.v1.ExplainRequest\x1a\'.heliograph.delivery.v1.ExplainResponse\"\x05\x82\xce\x18\x01\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,26 +39,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DELIVERYSERVICE'].methods_by_name['Dispatch']._loaded_options = None
   _globals['_DELIVERYSERVICE'].methods_by_name['Dispatch']._serialized_options = b'\202\316\030\001\005'
-  _globals['_DISPATCHREQUEST']._serialized_start=248
-  _globals['_DISPATCHREQUEST']._serialized_end=438
-  _globals['_DISPATCHOPEN']._serialized_start=440
-  _globals['_DISPATCHOPEN']._serialized_end=565
-  _globals['_DISPATCHBATCH']._serialized_start=568
-  _globals['_DISPATCHBATCH']._serialized_end=696
-  _globals['_DISPATCH']._serialized_start=698
-  _globals['_DISPATCH']._serialized_end=808
-  _globals['_DISPATCHPING']._serialized_start=810
-  _globals['_DISPATCHPING']._serialized_end=845
-  _globals['_DISPATCHRESPONSE']._serialized_start=848
-  _globals['_DISPATCHRESPONSE']._serialized_end=1099
-  _globals['_DISPATCHREADY']._serialized_start=1101
-  _globals['_DISPATCHREADY']._serialized_end=1204
-  _globals['_DISPATCHRESULT']._serialized_start=1206
-  _globals['_DISPATCHRESULT']._serialized_end=1299
-  _globals['_DISPATCHREFUSAL']._serialized_start=1301
-  _globals['_DISPATCHREFUSAL']._serialized_end=1388
-  _globals['_DISPATCHDRAIN']._serialized_start=1390
-  _globals['_DISPATCHDRAIN']._serialized_end=1405
-  _globals['_DELIVERYSERVICE']._serialized_start=1407
-  _globals['_DELIVERYSERVICE']._serialized_end=1530
+  _globals['_DELIVERYSERVICE'].methods_by_name['Explain']._loaded_options = None
+  _globals['_DELIVERYSERVICE'].methods_by_name['Explain']._serialized_options = b'\202\316\030\001\003'
+  _globals['_DISPATCHREQUEST']._serialized_start=281
+  _globals['_DISPATCHREQUEST']._serialized_end=471
+  _globals['_DISPATCHOPEN']._serialized_start=473
+  _globals['_DISPATCHOPEN']._serialized_end=598
+  _globals['_DISPATCHBATCH']._serialized_start=601
+  _globals['_DISPATCHBATCH']._serialized_end=729
+  _globals['_DISPATCH']._serialized_start=731
+  _globals['_DISPATCH']._serialized_end=841
+  _globals['_DISPATCHPING']._serialized_start=843
+  _globals['_DISPATCHPING']._serialized_end=878
+  _globals['_DISPATCHRESPONSE']._serialized_start=881
+  _globals['_DISPATCHRESPONSE']._serialized_end=1132
+  _globals['_DISPATCHREADY']._serialized_start=1134
+  _globals['_DISPATCHREADY']._serialized_end=1237
+  _globals['_DISPATCHRESULT']._serialized_start=1239
+  _globals['_DISPATCHRESULT']._serialized_end=1332
+  _globals['_DISPATCHREFUSAL']._serialized_start=1334
+  _globals['_DISPATCHREFUSAL']._serialized_end=1421
+  _globals['_DISPATCHDRAIN']._serialized_start=1423
+  _globals['_DISPATCHDRAIN']._serialized_end=1438
+  _globals['_EXPLAINREQUEST']._serialized_start=1440
+  _globals['_EXPLAINREQUEST']._serialized_end=1515
+  _globals['_EXPLAINRESPONSE']._serialized_start=1518
+  _globals['_EXPLAINRESPONSE']._serialized_end=1702
+  _globals['_EXPLAINSTEP']._serialized_start=1704
+  _globals['_EXPLAINSTEP']._serialized_end=1798
+  _globals['_DELIVERYSERVICE']._serialized_start=1801
+  _globals['_DELIVERYSERVICE']._serialized_end=2023
 # @@protoc_insertion_point(module_scope)

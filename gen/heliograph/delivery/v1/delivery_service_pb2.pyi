@@ -6,6 +6,7 @@ Where fanout hands deliveries over."""
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from heliograph.type.v1 import envelope_pb2 as _envelope_pb2
 from heliograph.type.v1 import notification_pb2 as _notification_pb2
@@ -334,3 +335,97 @@ class DispatchDrain(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DispatchDrain: _TypeAlias = DispatchDrain  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """Asks about one event and recipient."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    RECIPIENT_ID_FIELD_NUMBER: _builtins.int
+    event_id: _builtins.str
+    """Lower-case UUID text."""
+    tenant_id: _builtins.str
+    """The tenant."""
+    recipient_id: _builtins.str
+    """The recipient."""
+    def __init__(
+        self,
+        *,
+        event_id: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+        recipient_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_id", b"event_id", "recipient_id", b"recipient_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    SUPPRESS_REASON_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    state: _notification_pb2.NotificationState.ValueType
+    """How far it came; unspecified when the recipient got nothing."""
+    suppress_reason: _plan_pb2.SuppressReason.ValueType
+    """Why the recipient got nothing."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExplainStep]:
+        """What is known of its way, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        state: _notification_pb2.NotificationState.ValueType = ...,
+        suppress_reason: _plan_pb2.SuppressReason.ValueType = ...,
+        steps: _abc.Iterable[Global___ExplainStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "steps", b"steps", "suppress_reason", b"suppress_reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class ExplainStep(_message.Message):
+    """One thing that happened."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_TIME_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    decision: _builtins.str
+    """What: "accepted", "inboxed", "acked", "read", "hidden", "suppressed", "follow-up", "retry", "dead letter", "expired"."""
+    detail: _builtins.str
+    """More, for people."""
+    @_builtins.property
+    def step_time(self) -> _timestamp_pb2.Timestamp:
+        """When; absent when it is not kept."""
+
+    def __init__(
+        self,
+        *,
+        step_time: _timestamp_pb2.Timestamp | None = ...,
+        decision: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "detail", b"detail", "step_time", b"step_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainStep: _TypeAlias = ExplainStep  # noqa: Y015

@@ -40,6 +40,11 @@ class DeliveryServiceStub:
                 request_serializer=heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.DispatchRequest.SerializeToString,
                 response_deserializer=heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.DispatchResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/heliograph.delivery.v1.DeliveryService/Explain',
+                request_serializer=heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class DeliveryServiceServicer:
@@ -55,6 +60,14 @@ class DeliveryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Tells why a recipient got an event or did not: from the row, or from the decision record (kept 30 days). Read-only. Fails
+        with NOT_FOUND when nothing is known of it: not accepted, not planned yet, trimmed, or too old.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DeliveryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -62,6 +75,11 @@ def add_DeliveryServiceServicer_to_server(servicer, server):
                     servicer.Dispatch,
                     request_deserializer=heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.DispatchRequest.FromString,
                     response_serializer=heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.DispatchResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.ExplainRequest.FromString,
+                    response_serializer=heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -92,6 +110,33 @@ class DeliveryService:
             '/heliograph.delivery.v1.DeliveryService/Dispatch',
             heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.DispatchRequest.SerializeToString,
             heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.DispatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heliograph.delivery.v1.DeliveryService/Explain',
+            heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.ExplainRequest.SerializeToString,
+            heliograph_dot_delivery_dot_v1_dot_delivery__service__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

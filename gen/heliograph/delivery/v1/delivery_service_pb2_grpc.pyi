@@ -21,6 +21,10 @@ class DeliveryServiceStub:
     many unanswered batches and bytes. A result says that everything not refused in it is durable, follow-ups included; only then
     fanout advances. Sending a batch again after a break is harmless. A drain frame asks for a new stream elsewhere.
     """
+    Explain: _aio.UnaryUnaryMultiCallable[_delivery_service_pb2.ExplainRequest, _delivery_service_pb2.ExplainResponse]
+    """Tells why a recipient got an event or did not: from the row, or from the decision record (kept 30 days). Read-only. Fails
+    with NOT_FOUND when nothing is known of it: not accepted, not planned yet, trimmed, or too old.
+    """
 
 class DeliveryServiceServicer(metaclass=_abc_1.ABCMeta):
     """Takes plans and sees them to their end. Any delivery process can serve any recipient."""
@@ -34,6 +38,16 @@ class DeliveryServiceServicer(metaclass=_abc_1.ABCMeta):
         """Carries plans in numbered batches, one stream a priority. The first frame opens; the answer announces the window: at most so
         many unanswered batches and bytes. A result says that everything not refused in it is durable, follow-ups included; only then
         fanout advances. Sending a batch again after a break is harmless. A drain frame asks for a new stream elsewhere.
+        """
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _delivery_service_pb2.ExplainRequest,
+        context: _aio.ServicerContext[_delivery_service_pb2.ExplainRequest, _abc.Awaitable[_delivery_service_pb2.ExplainResponse]],
+    ) -> _abc.Awaitable[_delivery_service_pb2.ExplainResponse]:
+        """Tells why a recipient got an event or did not: from the row, or from the decision record (kept 30 days). Read-only. Fails
+        with NOT_FOUND when nothing is known of it: not accepted, not planned yet, trimmed, or too old.
         """
 
 def add_DeliveryServiceServicer_to_server(servicer: DeliveryServiceServicer, server: _aio.Server) -> None: ...

@@ -8,6 +8,8 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from heliograph.delivery.v1 import dead_letter_service_pb2 as _dead_letter_service_pb2
+from heliograph.type.v1 import envelope_pb2 as _envelope_pb2
 from heliograph.type.v1 import notification_pb2 as _notification_pb2
 from heliograph.type.v1 import plan_pb2 as _plan_pb2
 import builtins as _builtins
@@ -28,10 +30,15 @@ class LaneRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FOLLOW_UPS_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
     DUE_TIME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def follow_ups(self) -> Global___FollowUpBatch:
         """Look at these again."""
+
+    @_builtins.property
+    def row(self) -> Global___RetryRow:
+        """Write these rows, which the store did not take."""
 
     @_builtins.property
     def due_time(self) -> _timestamp_pb2.Timestamp:
@@ -41,17 +48,60 @@ class LaneRecord(_message.Message):
         self,
         *,
         follow_ups: Global___FollowUpBatch | None = ...,
+        row: Global___RetryRow | None = ...,
         due_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "follow_ups", b"follow_ups", "record", b"record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "follow_ups", b"follow_ups", "record", b"record", "row", b"row"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "follow_ups", b"follow_ups", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "follow_ups", b"follow_ups", "record", b"record", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["follow_ups"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["follow_ups", "row"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
 Global___LaneRecord: _TypeAlias = LaneRecord  # noqa: Y015
+
+@_typing.final
+class RetryRow(_message.Message):
+    """Rows that could not be written: the whole delivery, with its bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVELOPE_FIELD_NUMBER: _builtins.int
+    RECIPIENT_IDS_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def envelope(self) -> _envelope_pb2.Envelope:
+        """The event."""
+
+    @_builtins.property
+    def recipient_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose rows."""
+
+    @_builtins.property
+    def plan(self) -> _plan_pb2.Plan:
+        """Their plan."""
+
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[_dead_letter_service_pb2.Attempt]:
+        """What was tried."""
+
+    def __init__(
+        self,
+        *,
+        envelope: _envelope_pb2.Envelope | None = ...,
+        recipient_ids: _abc.Iterable[_builtins.str] | None = ...,
+        plan: _plan_pb2.Plan | None = ...,
+        attempts: _abc.Iterable[_dead_letter_service_pb2.Attempt] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "envelope", b"envelope", "plan", b"plan", "recipient_ids", b"recipient_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryRow: _TypeAlias = RetryRow  # noqa: Y015
 
 @_typing.final
 class FollowUpBatch(_message.Message):

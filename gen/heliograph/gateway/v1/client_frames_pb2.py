@@ -28,7 +28,7 @@ from heliograph.type.v1 import notification_pb2 as heliograph_dot_type_dot_v1_do
 from heliograph.type.v1 import refusal_pb2 as heliograph_dot_type_dot_v1_dot_refusal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)heliograph/gateway/v1/client_frames.proto\x12\x15heliograph.gateway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%heliograph/type/v1/notification.proto\x1a heliograph/type/v1/refusal.proto\"\xac\x02\n\x0e\x43onnectRequest\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.heliograph.gateway.v1.HelloH\x00\x12\x31\n\x04mark\x18\x02 \x01(\x0b\x32!.heliograph.gateway.v1.ClientMarkH\x00\x12?\n\x0ereauthenticate\x18\x04 \x01(\x0b\x32%.heliograph.gateway.v1.ReauthenticateH\x00\x12+\n\x04ping\x18\x05 \x01(\x0b\x32\x1b.heliograph.gateway.v1.PingH\x00\x12+\n\x04pong\x18\x06 \x01(\x0b\x32\x1b.heliograph.gateway.v1.PongH\x00\x12\x14\n\x0c\x66rame_number\x18\x0f \x01(\x05\x42\x07\n\x05\x66rame\"\xda\x01\n\x05Hello\x12\r\n\x05token\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12:\n\rreceived_refs\x18\x04 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12<\n\x11unconfirmed_marks\x18\x05 \x03(\x0b\x32!.heliograph.gateway.v1.ClientMark\x12\x13\n\x0b\x63lient_name\x18\x06 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x03(\t\"\x9a\x01\n\nClientMark\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.heliograph.type.v1.MarkKind\x12\x31\n\x04refs\x18\x02 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12-\n\tmark_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x1f\n\x0eReauthenticate\x12\r\n\x05token\x18\x01 \x01(\t\"\x06\n\x04Ping\"\x06\n\x04Pong\"\x8a\x04\n\x0f\x43onnectResponse\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.heliograph.gateway.v1.WelcomeH\x00\x12/\n\x06notify\x18\x02 \x01(\x0b\x32\x1d.heliograph.gateway.v1.NotifyH\x00\x12\x31\n\x07\x63hanged\x18\x03 \x01(\x0b\x32\x1e.heliograph.gateway.v1.ChangedH\x00\x12,\n\x06unread\x18\x04 \x01(\x0b\x32\x1a.heliograph.type.v1.UnreadH\x00\x12\x33\n\x08replayed\x18\x05 \x01(\x0b\x32\x1f.heliograph.gateway.v1.ReplayedH\x00\x12\x35\n\tconfirmed\x18\x06 \x01(\x0b\x32 .heliograph.gateway.v1.ConfirmedH\x00\x12\x31\n\x07refused\x18\x07 \x01(\x0b\x32\x1e.heliograph.gateway.v1.RefusedH\x00\x12\x30\n\x07go_away\x18\x08 \x01(\x0b\x32\x1d.heliograph.gateway.v1.GoAwayH\x00\x12+\n\x04ping\x18\t \x01(\x0b\x32\x1b.heliograph.gateway.v1.PingH\x00\x12+\n\x04pong\x18\n \x01(\x0b\x32\x1b.heliograph.gateway.v1.PongH\x00\x42\x07\n\x05\x66rame\"\xce\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x11token_expire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bserver_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x03(\t\"v\n\x06Notify\x12\x36\n\x0cnotification\x18\x01 \x01(\x0b\x32 .heliograph.type.v1.Notification\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\"r\n\x07\x43hanged\x12\x31\n\x04refs\x18\x01 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\"|\n\x08Replayed\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\t\x12\x0e\n\x06reload\x18\x02 \x01(\x08\x12*\n\x06unread\x18\x03 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\x12\x12\n\nitem_count\x18\x04 \x01(\x05\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x05\"!\n\tConfirmed\x12\x14\n\x0c\x66rame_number\x18\x01 \x01(\x05\"M\n\x07Refused\x12\x14\n\x0c\x66rame_number\x18\x01 \x01(\x05\x12,\n\x07refusal\x18\x02 \x01(\x0b\x32\x1b.heliograph.type.v1.Refusal\"_\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\treconnect\x18\x02 \x01(\x08\x12\x32\n\x0freconnect_delay\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)heliograph/gateway/v1/client_frames.proto\x12\x15heliograph.gateway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%heliograph/type/v1/notification.proto\x1a heliograph/type/v1/refusal.proto\"\x9e\x03\n\x0e\x43onnectRequest\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.heliograph.gateway.v1.HelloH\x00\x12\x31\n\x04mark\x18\x02 \x01(\x0b\x32!.heliograph.gateway.v1.ClientMarkH\x00\x12?\n\x0ereauthenticate\x18\x04 \x01(\x0b\x32%.heliograph.gateway.v1.ReauthenticateH\x00\x12+\n\x04ping\x18\x05 \x01(\x0b\x32\x1b.heliograph.gateway.v1.PingH\x00\x12+\n\x04pong\x18\x06 \x01(\x0b\x32\x1b.heliograph.gateway.v1.PongH\x00\x12\x35\n\tsubscribe\x18\x07 \x01(\x0b\x32 .heliograph.gateway.v1.SubscribeH\x00\x12\x39\n\x0bunsubscribe\x18\x08 \x01(\x0b\x32\".heliograph.gateway.v1.UnsubscribeH\x00\x12\x14\n\x0c\x66rame_number\x18\x0f \x01(\x05\x42\x07\n\x05\x66rame\"\xda\x01\n\x05Hello\x12\r\n\x05token\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12:\n\rreceived_refs\x18\x04 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12<\n\x11unconfirmed_marks\x18\x05 \x03(\x0b\x32!.heliograph.gateway.v1.ClientMark\x12\x13\n\x0b\x63lient_name\x18\x06 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x03(\t\"\x9a\x01\n\nClientMark\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.heliograph.type.v1.MarkKind\x12\x31\n\x04refs\x18\x02 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12-\n\tmark_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x1e\n\tSubscribe\x12\x11\n\ttopic_ids\x18\x01 \x03(\t\" \n\x0bUnsubscribe\x12\x11\n\ttopic_ids\x18\x01 \x03(\t\"\x1f\n\x0eReauthenticate\x12\r\n\x05token\x18\x01 \x01(\t\"\x06\n\x04Ping\"\x06\n\x04Pong\"\x8a\x04\n\x0f\x43onnectResponse\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.heliograph.gateway.v1.WelcomeH\x00\x12/\n\x06notify\x18\x02 \x01(\x0b\x32\x1d.heliograph.gateway.v1.NotifyH\x00\x12\x31\n\x07\x63hanged\x18\x03 \x01(\x0b\x32\x1e.heliograph.gateway.v1.ChangedH\x00\x12,\n\x06unread\x18\x04 \x01(\x0b\x32\x1a.heliograph.type.v1.UnreadH\x00\x12\x33\n\x08replayed\x18\x05 \x01(\x0b\x32\x1f.heliograph.gateway.v1.ReplayedH\x00\x12\x35\n\tconfirmed\x18\x06 \x01(\x0b\x32 .heliograph.gateway.v1.ConfirmedH\x00\x12\x31\n\x07refused\x18\x07 \x01(\x0b\x32\x1e.heliograph.gateway.v1.RefusedH\x00\x12\x30\n\x07go_away\x18\x08 \x01(\x0b\x32\x1d.heliograph.gateway.v1.GoAwayH\x00\x12+\n\x04ping\x18\t \x01(\x0b\x32\x1b.heliograph.gateway.v1.PingH\x00\x12+\n\x04pong\x18\n \x01(\x0b\x32\x1b.heliograph.gateway.v1.PongH\x00\x42\x07\n\x05\x66rame\"\xce\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x11token_expire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bserver_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x03(\t\"v\n\x06Notify\x12\x36\n\x0cnotification\x18\x01 \x01(\x0b\x32 .heliograph.type.v1.Notification\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\"r\n\x07\x43hanged\x12\x31\n\x04refs\x18\x01 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\"|\n\x08Replayed\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\t\x12\x0e\n\x06reload\x18\x02 \x01(\x08\x12*\n\x06unread\x18\x03 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\x12\x12\n\nitem_count\x18\x04 \x01(\x05\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x05\"!\n\tConfirmed\x12\x14\n\x0c\x66rame_number\x18\x01 \x01(\x05\"M\n\x07Refused\x12\x14\n\x0c\x66rame_number\x18\x01 \x01(\x05\x12,\n\x07refusal\x18\x02 \x01(\x0b\x32\x1b.heliograph.type.v1.Refusal\"_\n\x06GoAway\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\treconnect\x18\x02 \x01(\x08\x12\x32\n\x0freconnect_delay\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'heliograph.gateway.v1.clien
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONNECTREQUEST']._serialized_start=207
-  _globals['_CONNECTREQUEST']._serialized_end=507
-  _globals['_HELLO']._serialized_start=510
-  _globals['_HELLO']._serialized_end=728
-  _globals['_CLIENTMARK']._serialized_start=731
-  _globals['_CLIENTMARK']._serialized_end=885
-  _globals['_REAUTHENTICATE']._serialized_start=887
-  _globals['_REAUTHENTICATE']._serialized_end=918
-  _globals['_PING']._serialized_start=920
-  _globals['_PING']._serialized_end=926
-  _globals['_PONG']._serialized_start=928
-  _globals['_PONG']._serialized_end=934
-  _globals['_CONNECTRESPONSE']._serialized_start=937
-  _globals['_CONNECTRESPONSE']._serialized_end=1459
-  _globals['_WELCOME']._serialized_start=1462
-  _globals['_WELCOME']._serialized_end=1668
-  _globals['_NOTIFY']._serialized_start=1670
-  _globals['_NOTIFY']._serialized_end=1788
-  _globals['_CHANGED']._serialized_start=1790
-  _globals['_CHANGED']._serialized_end=1904
-  _globals['_REPLAYED']._serialized_start=1906
-  _globals['_REPLAYED']._serialized_end=2030
-  _globals['_CONFIRMED']._serialized_start=2032
-  _globals['_CONFIRMED']._serialized_end=2065
-  _globals['_REFUSED']._serialized_start=2067
-  _globals['_REFUSED']._serialized_end=2144
-  _globals['_GOAWAY']._serialized_start=2146
-  _globals['_GOAWAY']._serialized_end=2241
+  _globals['_CONNECTREQUEST']._serialized_end=621
+  _globals['_HELLO']._serialized_start=624
+  _globals['_HELLO']._serialized_end=842
+  _globals['_CLIENTMARK']._serialized_start=845
+  _globals['_CLIENTMARK']._serialized_end=999
+  _globals['_SUBSCRIBE']._serialized_start=1001
+  _globals['_SUBSCRIBE']._serialized_end=1031
+  _globals['_UNSUBSCRIBE']._serialized_start=1033
+  _globals['_UNSUBSCRIBE']._serialized_end=1065
+  _globals['_REAUTHENTICATE']._serialized_start=1067
+  _globals['_REAUTHENTICATE']._serialized_end=1098
+  _globals['_PING']._serialized_start=1100
+  _globals['_PING']._serialized_end=1106
+  _globals['_PONG']._serialized_start=1108
+  _globals['_PONG']._serialized_end=1114
+  _globals['_CONNECTRESPONSE']._serialized_start=1117
+  _globals['_CONNECTRESPONSE']._serialized_end=1639
+  _globals['_WELCOME']._serialized_start=1642
+  _globals['_WELCOME']._serialized_end=1848
+  _globals['_NOTIFY']._serialized_start=1850
+  _globals['_NOTIFY']._serialized_end=1968
+  _globals['_CHANGED']._serialized_start=1970
+  _globals['_CHANGED']._serialized_end=2084
+  _globals['_REPLAYED']._serialized_start=2086
+  _globals['_REPLAYED']._serialized_end=2210
+  _globals['_CONFIRMED']._serialized_start=2212
+  _globals['_CONFIRMED']._serialized_end=2245
+  _globals['_REFUSED']._serialized_start=2247
+  _globals['_REFUSED']._serialized_end=2324
+  _globals['_GOAWAY']._serialized_start=2326
+  _globals['_GOAWAY']._serialized_end=2421
 # @@protoc_insertion_point(module_scope)

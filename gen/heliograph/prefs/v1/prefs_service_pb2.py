@@ -24,12 +24,13 @@ _sym_db = _symbol_database.Default()
 
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from heliograph.access.v1 import access_pb2 as heliograph_dot_access_dot_v1_dot_access__pb2
 from heliograph.type.v1 import notification_pb2 as heliograph_dot_type_dot_v1_dot_notification__pb2
 from heliograph.type.v1 import plan_pb2 as heliograph_dot_type_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'heliograph/prefs/v1/prefs_service.proto\x12\x13heliograph.prefs.v1\x1a\x1cgoogle/api/annotations.proto\x1a google/protobuf/field_mask.proto\x1a!heliograph/access/v1/access.proto\x1a%heliograph/type/v1/notification.proto\x1a\x1dheliograph/type/v1/plan.proto\"n\n\x0bPreferences\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\x12;\n\ncategories\x18\x02 \x03(\x0b\x32\'.heliograph.prefs.v1.CategoryPreference\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\"o\n\x12\x43\x61tegoryPreference\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x02 \x01(\x08\x12\x36\n\x11\x64isabled_channels\x18\x03 \x03(\x0e\x32\x1b.heliograph.type.v1.Channel\"@\n\x15GetPreferencesRequest\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\"O\n\x16GetPreferencesResponse\x12\x35\n\x0bpreferences\x18\x01 \x01(\x0b\x32 .heliograph.prefs.v1.Preferences\"\x95\x01\n\x18UpdatePreferencesRequest\x12\x35\n\x0bpreferences\x18\x01 \x01(\x0b\x32 .heliograph.prefs.v1.Preferences\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x11\n\ttenant_id\x18\x03 \x01(\t\"R\n\x19UpdatePreferencesResponse\x12\x35\n\x0bpreferences\x18\x01 \x01(\x0b\x32 .heliograph.prefs.v1.Preferences\"Y\n\x13\x42\x61tchResolveRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12/\n\x05items\x18\x02 \x03(\x0b\x32 .heliograph.prefs.v1.ResolveItem\"f\n\x0bResolveItem\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12.\n\x08priority\x18\x02 \x01(\x0e\x32\x1c.heliograph.type.v1.Priority\x12\x15\n\rrecipient_ids\x18\x03 \x03(\t\"J\n\x14\x42\x61tchResolveResponse\x12\x32\n\x05items\x18\x01 \x03(\x0b\x32#.heliograph.prefs.v1.ItemResolution\"\x83\x01\n\x0eItemResolution\x12;\n\x12\x64\x65\x66\x61ult_resolution\x18\x01 \x01(\x0b\x32\x1f.heliograph.prefs.v1.Resolution\x12\x34\n\x06groups\x18\x02 \x03(\x0b\x32$.heliograph.prefs.v1.ResolutionGroup\"]\n\x0fResolutionGroup\x12\x33\n\nresolution\x18\x01 \x01(\x0b\x32\x1f.heliograph.prefs.v1.Resolution\x12\x15\n\rrecipient_ids\x18\x02 \x03(\t\"x\n\nResolution\x12-\n\x08\x63hannels\x18\x01 \x03(\x0e\x32\x1b.heliograph.type.v1.Channel\x12;\n\x0fsuppress_reason\x18\x02 \x01(\x0e\x32\".heliograph.type.v1.SuppressReason2\x9d\x03\n\x0cPrefsService\x12\x88\x01\n\x0eGetPreferences\x12*.heliograph.prefs.v1.GetPreferencesRequest\x1a+.heliograph.prefs.v1.GetPreferencesResponse\"\x1d\x82\xce\x18\x02\x02\x03\x82\xd3\xe4\x93\x02\x11\x12\x0f/v1/preferences\x12\x94\x01\n\x11UpdatePreferences\x12-.heliograph.prefs.v1.UpdatePreferencesRequest\x1a..heliograph.prefs.v1.UpdatePreferencesResponse\" \x82\xce\x18\x02\x02\x03\x82\xd3\xe4\x93\x02\x14\x32\x0f/v1/preferences:\x01*\x12k\n\x0c\x42\x61tchResolve\x12(.heliograph.prefs.v1.BatchResolveRequest\x1a).heliograph.prefs.v1.BatchResolveResponse\"\x06\x82\xce\x18\x02\x05\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'heliograph/prefs/v1/prefs_service.proto\x12\x13heliograph.prefs.v1\x1a\x1cgoogle/api/annotations.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!heliograph/access/v1/access.proto\x1a%heliograph/type/v1/notification.proto\x1a\x1dheliograph/type/v1/plan.proto\"\x98\x01\n\x0bPreferences\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\x12;\n\ncategories\x18\x02 \x03(\x0b\x32\'.heliograph.prefs.v1.CategoryPreference\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12(\n\x05mutes\x18\x04 \x03(\x0b\x32\x19.heliograph.prefs.v1.Mute\"o\n\x12\x43\x61tegoryPreference\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x02 \x01(\x08\x12\x36\n\x11\x64isabled_channels\x18\x03 \x03(\x0e\x32\x1b.heliograph.type.v1.Channel\"[\n\x04Mute\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"@\n\x15GetPreferencesRequest\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\"O\n\x16GetPreferencesResponse\x12\x35\n\x0bpreferences\x18\x01 \x01(\x0b\x32 .heliograph.prefs.v1.Preferences\"\x95\x01\n\x18UpdatePreferencesRequest\x12\x35\n\x0bpreferences\x18\x01 \x01(\x0b\x32 .heliograph.prefs.v1.Preferences\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x11\n\ttenant_id\x18\x03 \x01(\t\"R\n\x19UpdatePreferencesResponse\x12\x35\n\x0bpreferences\x18\x01 \x01(\x0b\x32 .heliograph.prefs.v1.Preferences\"Y\n\x13\x42\x61tchResolveRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12/\n\x05items\x18\x02 \x03(\x0b\x32 .heliograph.prefs.v1.ResolveItem\"x\n\x0bResolveItem\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12.\n\x08priority\x18\x02 \x01(\x0e\x32\x1c.heliograph.type.v1.Priority\x12\x15\n\rrecipient_ids\x18\x03 \x03(\t\x12\x10\n\x08topic_id\x18\x04 \x01(\t\"a\n\x14\x42\x61tchResolveResponse\x12\x32\n\x05items\x18\x01 \x03(\x0b\x32#.heliograph.prefs.v1.ItemResolution\x12\x15\n\rchange_number\x18\x02 \x01(\x03\"\x83\x01\n\x0eItemResolution\x12;\n\x12\x64\x65\x66\x61ult_resolution\x18\x01 \x01(\x0b\x32\x1f.heliograph.prefs.v1.Resolution\x12\x34\n\x06groups\x18\x02 \x03(\x0b\x32$.heliograph.prefs.v1.ResolutionGroup\"]\n\x0fResolutionGroup\x12\x33\n\nresolution\x18\x01 \x01(\x0b\x32\x1f.heliograph.prefs.v1.Resolution\x12\x15\n\rrecipient_ids\x18\x02 \x03(\t\"\xb7\x01\n\nResolution\x12-\n\x08\x63hannels\x18\x01 \x03(\x0e\x32\x1b.heliograph.type.v1.Channel\x12;\n\x0fsuppress_reason\x18\x02 \x01(\x0e\x32\".heliograph.type.v1.SuppressReason\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"B\n\x16ListWishChangesRequest\x12\x15\n\rchange_number\x18\x01 \x01(\x03\x12\x11\n\tpage_size\x18\x02 \x01(\x05\"e\n\x17ListWishChangesResponse\x12\x16\n\x0erecipient_keys\x18\x01 \x03(\t\x12\x15\n\rchange_number\x18\x02 \x01(\x03\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\r\n\x05reset\x18\x04 \x01(\x08\x32\x92\x04\n\x0cPrefsService\x12\x88\x01\n\x0eGetPreferences\x12*.heliograph.prefs.v1.GetPreferencesRequest\x1a+.heliograph.prefs.v1.GetPreferencesResponse\"\x1d\x82\xce\x18\x02\x02\x03\x82\xd3\xe4\x93\x02\x11\x12\x0f/v1/preferences\x12\x94\x01\n\x11UpdatePreferences\x12-.heliograph.prefs.v1.UpdatePreferencesRequest\x1a..heliograph.prefs.v1.UpdatePreferencesResponse\" \x82\xce\x18\x02\x02\x03\x82\xd3\xe4\x93\x02\x14\x32\x0f/v1/preferences:\x01*\x12k\n\x0c\x42\x61tchResolve\x12(.heliograph.prefs.v1.BatchResolveRequest\x1a).heliograph.prefs.v1.BatchResolveResponse\"\x06\x82\xce\x18\x02\x05\x06\x12s\n\x0fListWishChanges\x12+.heliograph.prefs.v1.ListWishChangesRequest\x1a,.heliograph.prefs.v1.ListWishChangesResponse\"\x05\x82\xce\x18\x01\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,30 +43,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFSSERVICE'].methods_by_name['UpdatePreferences']._serialized_options = b'\202\316\030\002\002\003\202\323\344\223\002\0242\017/v1/preferences:\001*'
   _globals['_PREFSSERVICE'].methods_by_name['BatchResolve']._loaded_options = None
   _globals['_PREFSSERVICE'].methods_by_name['BatchResolve']._serialized_options = b'\202\316\030\002\005\006'
-  _globals['_PREFERENCES']._serialized_start=233
-  _globals['_PREFERENCES']._serialized_end=343
-  _globals['_CATEGORYPREFERENCE']._serialized_start=345
-  _globals['_CATEGORYPREFERENCE']._serialized_end=456
-  _globals['_GETPREFERENCESREQUEST']._serialized_start=458
-  _globals['_GETPREFERENCESREQUEST']._serialized_end=522
-  _globals['_GETPREFERENCESRESPONSE']._serialized_start=524
-  _globals['_GETPREFERENCESRESPONSE']._serialized_end=603
-  _globals['_UPDATEPREFERENCESREQUEST']._serialized_start=606
-  _globals['_UPDATEPREFERENCESREQUEST']._serialized_end=755
-  _globals['_UPDATEPREFERENCESRESPONSE']._serialized_start=757
-  _globals['_UPDATEPREFERENCESRESPONSE']._serialized_end=839
-  _globals['_BATCHRESOLVEREQUEST']._serialized_start=841
-  _globals['_BATCHRESOLVEREQUEST']._serialized_end=930
-  _globals['_RESOLVEITEM']._serialized_start=932
-  _globals['_RESOLVEITEM']._serialized_end=1034
-  _globals['_BATCHRESOLVERESPONSE']._serialized_start=1036
-  _globals['_BATCHRESOLVERESPONSE']._serialized_end=1110
-  _globals['_ITEMRESOLUTION']._serialized_start=1113
-  _globals['_ITEMRESOLUTION']._serialized_end=1244
-  _globals['_RESOLUTIONGROUP']._serialized_start=1246
-  _globals['_RESOLUTIONGROUP']._serialized_end=1339
-  _globals['_RESOLUTION']._serialized_start=1341
-  _globals['_RESOLUTION']._serialized_end=1461
-  _globals['_PREFSSERVICE']._serialized_start=1464
-  _globals['_PREFSSERVICE']._serialized_end=1877
+  _globals['_PREFSSERVICE'].methods_by_name['ListWishChanges']._loaded_options = None
+  _globals['_PREFSSERVICE'].methods_by_name['ListWishChanges']._serialized_options = b'\202\316\030\001\005'
+  _globals['_PREFERENCES']._serialized_start=267
+  _globals['_PREFERENCES']._serialized_end=419
+  _globals['_CATEGORYPREFERENCE']._serialized_start=421
+  _globals['_CATEGORYPREFERENCE']._serialized_end=532
+  _globals['_MUTE']._serialized_start=534
+  _globals['_MUTE']._serialized_end=625
+  _globals['_GETPREFERENCESREQUEST']._serialized_start=627
+  _globals['_GETPREFERENCESREQUEST']._serialized_end=691
+  _globals['_GETPREFERENCESRESPONSE']._serialized_start=693
+  _globals['_GETPREFERENCESRESPONSE']._serialized_end=772
+  _globals['_UPDATEPREFERENCESREQUEST']._serialized_start=775
+  _globals['_UPDATEPREFERENCESREQUEST']._serialized_end=924
+  _globals['_UPDATEPREFERENCESRESPONSE']._serialized_start=926
+  _globals['_UPDATEPREFERENCESRESPONSE']._serialized_end=1008
+  _globals['_BATCHRESOLVEREQUEST']._serialized_start=1010
+  _globals['_BATCHRESOLVEREQUEST']._serialized_end=1099
+  _globals['_RESOLVEITEM']._serialized_start=1101
+  _globals['_RESOLVEITEM']._serialized_end=1221
+  _globals['_BATCHRESOLVERESPONSE']._serialized_start=1223
+  _globals['_BATCHRESOLVERESPONSE']._serialized_end=1320
+  _globals['_ITEMRESOLUTION']._serialized_start=1323
+  _globals['_ITEMRESOLUTION']._serialized_end=1454
+  _globals['_RESOLUTIONGROUP']._serialized_start=1456
+  _globals['_RESOLUTIONGROUP']._serialized_end=1549
+  _globals['_RESOLUTION']._serialized_start=1552
+  _globals['_RESOLUTION']._serialized_end=1735
+  _globals['_LISTWISHCHANGESREQUEST']._serialized_start=1737
+  _globals['_LISTWISHCHANGESREQUEST']._serialized_end=1803
+  _globals['_LISTWISHCHANGESRESPONSE']._serialized_start=1805
+  _globals['_LISTWISHCHANGESRESPONSE']._serialized_end=1906
+  _globals['_PREFSSERVICE']._serialized_start=1909
+  _globals['_PREFSSERVICE']._serialized_end=2439
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from heliograph.type.v1 import notification_pb2 as _notification_pb2
 from heliograph.type.v1 import plan_pb2 as _plan_pb2
@@ -30,6 +31,7 @@ class Preferences(_message.Message):
     RECIPIENT_ID_FIELD_NUMBER: _builtins.int
     CATEGORIES_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    MUTES_FIELD_NUMBER: _builtins.int
     recipient_id: _builtins.str
     """Output only."""
     etag: _builtins.str
@@ -38,16 +40,21 @@ class Preferences(_message.Message):
     def categories(self) -> _containers.RepeatedCompositeFieldContainer[Global___CategoryPreference]:
         """One entry a category, in registry order on output."""
 
+    @_builtins.property
+    def mutes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mute]:
+        """Temporary stops, at most 200; those that are over are left out on output."""
+
     def __init__(
         self,
         *,
         recipient_id: _builtins.str = ...,
         categories: _abc.Iterable[Global___CategoryPreference] | None = ...,
         etag: _builtins.str = ...,
+        mutes: _abc.Iterable[Global___Mute] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["categories", b"categories", "etag", b"etag", "recipient_id", b"recipient_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["categories", b"categories", "etag", b"etag", "mutes", b"mutes", "recipient_id", b"recipient_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -84,6 +91,38 @@ class CategoryPreference(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CategoryPreference: _TypeAlias = CategoryPreference  # noqa: Y015
+
+@_typing.final
+class Mute(_message.Message):
+    """A temporary stop for a category, a topic, or a category on a topic. Mandatory categories ignore it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CATEGORY_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    category: _builtins.str
+    """A category of the registry; empty: any."""
+    topic_id: _builtins.str
+    """A topic; empty: any way that leads to the recipient. A recipient that several ways lead to is reached unless all are muted."""
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Its end; absent: until it is taken back."""
+
+    def __init__(
+        self,
+        *,
+        category: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "expire_time", b"expire_time", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mute: _TypeAlias = Mute  # noqa: Y015
 
 @_typing.final
 class GetPreferencesRequest(_message.Message):
@@ -152,7 +191,9 @@ class UpdatePreferencesRequest(_message.Message):
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """"categories" replaces all choices; "categories.<name>" sets one; "*" means all; absent: each category that is named."""
+        """"categories" replaces all choices; "categories.<name>" sets one; "mutes" replaces all mutes; "*" means all; absent: each
+        category and each mute that is named.
+        """
 
     def __init__(
         self,
@@ -230,10 +271,13 @@ class ResolveItem(_message.Message):
     CATEGORY_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RECIPIENT_IDS_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     category: _builtins.str
     """The event's category."""
     priority: _notification_pb2.Priority.ValueType
     """The event's priority."""
+    topic_id: _builtins.str
+    """The topic that leads to these recipients; empty: named by the event."""
     @_builtins.property
     def recipient_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """1 to 10,000."""
@@ -244,10 +288,11 @@ class ResolveItem(_message.Message):
         category: _builtins.str = ...,
         priority: _notification_pb2.Priority.ValueType = ...,
         recipient_ids: _abc.Iterable[_builtins.str] | None = ...,
+        topic_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "priority", b"priority", "recipient_ids", b"recipient_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "priority", b"priority", "recipient_ids", b"recipient_ids", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -260,6 +305,9 @@ class BatchResolveResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: _builtins.int
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    change_number: _builtins.int
+    """The newest change that these answers know of; see ListWishChanges."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemResolution]:
         """As many as items asked, in their order."""
@@ -268,10 +316,11 @@ class BatchResolveResponse(_message.Message):
         self,
         *,
         items: _abc.Iterable[Global___ItemResolution] | None = ...,
+        change_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -345,22 +394,94 @@ class Resolution(_message.Message):
 
     CHANNELS_FIELD_NUMBER: _builtins.int
     SUPPRESS_REASON_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
     suppress_reason: _plan_pb2.SuppressReason.ValueType
     """Set when nothing is delivered."""
+    version: _builtins.int
+    """Version of the recipient's wishes; 0 for defaults."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedScalarFieldContainer[_notification_pb2.Channel.ValueType]:
         """In the order in which they are tried. Empty when suppressed."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """When the decision ends by itself: a mute runs out. Absent: it holds until the wishes change."""
 
     def __init__(
         self,
         *,
         channels: _abc.Iterable[_notification_pb2.Channel.ValueType] | None = ...,
         suppress_reason: _plan_pb2.SuppressReason.ValueType = ...,
+        version: _builtins.int = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "suppress_reason", b"suppress_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "end_time", b"end_time", "suppress_reason", b"suppress_reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Resolution: _TypeAlias = Resolution  # noqa: Y015
+
+@_typing.final
+class ListWishChangesRequest(_message.Message):
+    """Asks whose wishes changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    change_number: _builtins.int
+    """Changes above this number. From the last answer, or 0 to begin."""
+    page_size: _builtins.int
+    """0 means 1,000; larger is cut down; negative is refused."""
+    def __init__(
+        self,
+        *,
+        change_number: _builtins.int = ...,
+        page_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "page_size", b"page_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWishChangesRequest: _TypeAlias = ListWishChangesRequest  # noqa: Y015
+
+@_typing.final
+class ListWishChangesResponse(_message.Message):
+    """Whose wishes changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECIPIENT_KEYS_FIELD_NUMBER: _builtins.int
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
+    change_number: _builtins.int
+    """The newest change covered; ask again from here."""
+    more: _builtins.bool
+    """More changes follow at once."""
+    reset: _builtins.bool
+    """The number asked for is too old or of another store: forget everything that was remembered."""
+    @_builtins.property
+    def recipient_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Escaped "tenant/recipient", each once, in the order of their newest change."""
+
+    def __init__(
+        self,
+        *,
+        recipient_keys: _abc.Iterable[_builtins.str] | None = ...,
+        change_number: _builtins.int = ...,
+        more: _builtins.bool = ...,
+        reset: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "more", b"more", "recipient_keys", b"recipient_keys", "reset", b"reset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWishChangesResponse: _TypeAlias = ListWishChangesResponse  # noqa: Y015

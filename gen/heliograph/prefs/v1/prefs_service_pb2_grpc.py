@@ -50,6 +50,11 @@ class PrefsServiceStub:
                 request_serializer=heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.BatchResolveRequest.SerializeToString,
                 response_deserializer=heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.BatchResolveResponse.FromString,
                 _registered_method=True)
+        self.ListWishChanges = channel.unary_unary(
+                '/heliograph.prefs.v1.PrefsService/ListWishChanges',
+                request_serializer=heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.ListWishChangesRequest.SerializeToString,
+                response_deserializer=heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.ListWishChangesResponse.FromString,
+                _registered_method=True)
 
 
 class PrefsServiceServicer:
@@ -80,6 +85,13 @@ class PrefsServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListWishChanges(self, request, context):
+        """Lists whose wishes changed since a number, so that remembered decisions are dropped in time. Read-only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +109,11 @@ def add_PrefsServiceServicer_to_server(servicer, server):
                     servicer.BatchResolve,
                     request_deserializer=heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.BatchResolveRequest.FromString,
                     response_serializer=heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.BatchResolveResponse.SerializeToString,
+            ),
+            'ListWishChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWishChanges,
+                    request_deserializer=heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.ListWishChangesRequest.FromString,
+                    response_serializer=heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.ListWishChangesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +198,33 @@ class PrefsService:
             '/heliograph.prefs.v1.PrefsService/BatchResolve',
             heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.BatchResolveRequest.SerializeToString,
             heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.BatchResolveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWishChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heliograph.prefs.v1.PrefsService/ListWishChanges',
+            heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.ListWishChangesRequest.SerializeToString,
+            heliograph_dot_prefs_dot_v1_dot_prefs__service__pb2.ListWishChangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,6 +28,8 @@ class PrefsServiceStub:
     """Decides for many recipients at once; the hot look-up. At most 50 items and 10,000 recipients in all. A recipient without
     preferences gets the category's default: that is not an error.
     """
+    ListWishChanges: _aio.UnaryUnaryMultiCallable[_prefs_service_pb2.ListWishChangesRequest, _prefs_service_pb2.ListWishChangesResponse]
+    """Lists whose wishes changed since a number, so that remembered decisions are dropped in time. Read-only."""
 
 class PrefsServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps what recipients want. Apps read and change their recipient's preferences; fanout asks for decisions, one call a page."""
@@ -61,5 +63,13 @@ class PrefsServiceServicer(metaclass=_abc_1.ABCMeta):
         """Decides for many recipients at once; the hot look-up. At most 50 items and 10,000 recipients in all. A recipient without
         preferences gets the category's default: that is not an error.
         """
+
+    @_abc_1.abstractmethod
+    def ListWishChanges(
+        self,
+        request: _prefs_service_pb2.ListWishChangesRequest,
+        context: _aio.ServicerContext[_prefs_service_pb2.ListWishChangesRequest, _abc.Awaitable[_prefs_service_pb2.ListWishChangesResponse]],
+    ) -> _abc.Awaitable[_prefs_service_pb2.ListWishChangesResponse]:
+        """Lists whose wishes changed since a number, so that remembered decisions are dropped in time. Read-only."""
 
 def add_PrefsServiceServicer_to_server(servicer: PrefsServiceServicer, server: _aio.Server) -> None: ...

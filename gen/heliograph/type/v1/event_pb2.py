@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from heliograph.type.v1 import notification_pb2 as heliograph_dot_type_dot_v1_dot_notification__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheliograph/type/v1/event.proto\x12\x12heliograph.type.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%heliograph/type/v1/notification.proto\"\xe4\x02\n\x05\x45vent\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12.\n\x08\x61udience\x18\x02 \x01(\x0b\x32\x1c.heliograph.type.v1.Audience\x12.\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x1b.heliograph.type.v1.ContentH\x00\x12.\n\x08priority\x18\x05 \x01(\x0e\x32\x1c.heliograph.type.v1.Priority\x12\x31\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x01\x12(\n\x03ttl\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationH\x01\x12.\n\nevent_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cordering_key\x18\t \x01(\tB\x08\n\x06sourceB\x0c\n\nexpiration\"!\n\x08\x41udience\x12\x15\n\rrecipient_ids\x18\x01 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheliograph/type/v1/event.proto\x12\x12heliograph.type.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%heliograph/type/v1/notification.proto\"\xe4\x02\n\x05\x45vent\x12\x10\n\x08\x63\x61tegory\x18\x01 \x01(\t\x12.\n\x08\x61udience\x18\x02 \x01(\x0b\x32\x1c.heliograph.type.v1.Audience\x12.\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x1b.heliograph.type.v1.ContentH\x00\x12.\n\x08priority\x18\x05 \x01(\x0e\x32\x1c.heliograph.type.v1.Priority\x12\x31\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x01\x12(\n\x03ttl\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationH\x01\x12.\n\nevent_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cordering_key\x18\t \x01(\tB\x08\n\x06sourceB\x0c\n\nexpiration\"T\n\x08\x41udience\x12\x15\n\rrecipient_ids\x18\x01 \x03(\t\x12\x11\n\ttopic_ids\x18\x02 \x03(\t\x12\x1e\n\x16\x65xcluded_recipient_ids\x18\x03 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,5 +37,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVENT']._serialized_start=159
   _globals['_EVENT']._serialized_end=515
   _globals['_AUDIENCE']._serialized_start=517
-  _globals['_AUDIENCE']._serialized_end=550
+  _globals['_AUDIENCE']._serialized_end=601
 # @@protoc_insertion_point(module_scope)

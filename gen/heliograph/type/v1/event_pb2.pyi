@@ -92,23 +92,35 @@ Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class Audience(_message.Message):
-    """Whom an event is for."""
+    """Whom an event is for: the recipients and the subscribers of the topics, without the excluded ones. Each gets it once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RECIPIENT_IDS_FIELD_NUMBER: _builtins.int
+    TOPIC_IDS_FIELD_NUMBER: _builtins.int
+    EXCLUDED_RECIPIENT_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def recipient_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 10,000 ids of 1 to 128 characters out of A-Z a-z 0-9 . _ - @ : + =. Repeated ones count once."""
+        """Up to 10,000 ids of 1 to 128 characters out of A-Z a-z 0-9 . _ - @ : + =. Repeated ones count once."""
+
+    @_builtins.property
+    def topic_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Up to 10 topics, ids as above. An event needs a recipient or a topic. A topic that nobody subscribed to is empty, not an error."""
+
+    @_builtins.property
+    def excluded_recipient_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Up to 10,000 ids."""
 
     def __init__(
         self,
         *,
         recipient_ids: _abc.Iterable[_builtins.str] | None = ...,
+        topic_ids: _abc.Iterable[_builtins.str] | None = ...,
+        excluded_recipient_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["recipient_ids", b"recipient_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["excluded_recipient_ids", b"excluded_recipient_ids", "recipient_ids", b"recipient_ids", "topic_ids", b"topic_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

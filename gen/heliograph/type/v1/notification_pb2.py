@@ -25,31 +25,31 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%heliograph/type/v1/notification.proto\x12\x12heliograph.type.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"G\n\x07\x43ontent\x12\r\n\x05title\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\t\x12\x0c\n\x04link\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t\"\x9f\x02\n\x0cNotification\x12\x17\n\x0fnotification_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\x12\x10\n\x08\x63\x61tegory\x18\x03 \x01(\t\x12.\n\x08priority\x18\x04 \x01(\x0e\x32\x1c.heliograph.type.v1.Priority\x12.\n\nevent_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x07\x63ontent\x18\x07 \x01(\x0b\x32\x1b.heliograph.type.v1.Content\x12\x13\n\x0bproducer_id\x18\x08 \x01(\t\"<\n\x0fNotificationRef\x12\x17\n\x0fnotification_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\"G\n\x06\x43ursor\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12.\n\nstamp_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"M\n\x06Unread\x12\x14\n\x0cunread_count\x18\x01 \x01(\x05\x12-\n\thead_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xbe\x01\n\x04Mark\x12\x15\n\rrecipient_key\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12*\n\x04kind\x18\x03 \x01(\x0e\x32\x1c.heliograph.type.v1.MarkKind\x12\x31\n\x04refs\x18\x04 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12-\n\tmark_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*_\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_BULK\x10\x03*G\n\x07\x43hannel\x12\x17\n\x13\x43HANNEL_UNSPECIFIED\x10\x00\x12\x11\n\rCHANNEL_INBOX\x10\x01\x12\x10\n\x0c\x43HANNEL_LIVE\x10\x02*\xcd\x01\n\x11NotificationState\x12\"\n\x1eNOTIFICATION_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16NOTIFICATION_STATE_NEW\x10\x01\x12\x1f\n\x1bNOTIFICATION_STATE_RECEIVED\x10\x02\x12\x1b\n\x17NOTIFICATION_STATE_SEEN\x10\x03\x12\x1b\n\x17NOTIFICATION_STATE_READ\x10\x04\x12\x1d\n\x19NOTIFICATION_STATE_HIDDEN\x10\x05*\xab\x01\n\x08MarkKind\x12\x19\n\x15MARK_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12MARK_KIND_RECEIVED\x10\x01\x12\x18\n\x14MARK_KIND_FOREGROUND\x10\x02\x12\x12\n\x0eMARK_KIND_SEEN\x10\x03\x12\x12\n\x0eMARK_KIND_READ\x10\x04\x12\x14\n\x10MARK_KIND_UNREAD\x10\x05\x12\x14\n\x10MARK_KIND_HIDDEN\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%heliograph/type/v1/notification.proto\x12\x12heliograph.type.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"G\n\x07\x43ontent\x12\r\n\x05title\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\t\x12\x0c\n\x04link\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t\"\xb1\x02\n\x0cNotification\x12\x17\n\x0fnotification_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\x12\x10\n\x08\x63\x61tegory\x18\x03 \x01(\t\x12.\n\x08priority\x18\x04 \x01(\x0e\x32\x1c.heliograph.type.v1.Priority\x12.\n\nevent_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x07\x63ontent\x18\x07 \x01(\x0b\x32\x1b.heliograph.type.v1.Content\x12\x13\n\x0bproducer_id\x18\x08 \x01(\t\x12\x10\n\x08topic_id\x18\t \x01(\t\"<\n\x0fNotificationRef\x12\x17\n\x0fnotification_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\"G\n\x06\x43ursor\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12.\n\nstamp_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"M\n\x06Unread\x12\x14\n\x0cunread_count\x18\x01 \x01(\x05\x12-\n\thead_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xbe\x01\n\x04Mark\x12\x15\n\rrecipient_key\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12*\n\x04kind\x18\x03 \x01(\x0e\x32\x1c.heliograph.type.v1.MarkKind\x12\x31\n\x04refs\x18\x04 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12-\n\tmark_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*_\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_BULK\x10\x03*G\n\x07\x43hannel\x12\x17\n\x13\x43HANNEL_UNSPECIFIED\x10\x00\x12\x11\n\rCHANNEL_INBOX\x10\x01\x12\x10\n\x0c\x43HANNEL_LIVE\x10\x02*\xcd\x01\n\x11NotificationState\x12\"\n\x1eNOTIFICATION_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16NOTIFICATION_STATE_NEW\x10\x01\x12\x1f\n\x1bNOTIFICATION_STATE_RECEIVED\x10\x02\x12\x1b\n\x17NOTIFICATION_STATE_SEEN\x10\x03\x12\x1b\n\x17NOTIFICATION_STATE_READ\x10\x04\x12\x1d\n\x19NOTIFICATION_STATE_HIDDEN\x10\x05*\xab\x01\n\x08MarkKind\x12\x19\n\x15MARK_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12MARK_KIND_RECEIVED\x10\x01\x12\x18\n\x14MARK_KIND_FOREGROUND\x10\x02\x12\x12\n\x0eMARK_KIND_SEEN\x10\x03\x12\x12\n\x0eMARK_KIND_READ\x10\x04\x12\x14\n\x10MARK_KIND_UNREAD\x10\x05\x12\x14\n\x10MARK_KIND_HIDDEN\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'heliograph.type.v1.notification_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITY']._serialized_start=864
-  _globals['_PRIORITY']._serialized_end=959
-  _globals['_CHANNEL']._serialized_start=961
-  _globals['_CHANNEL']._serialized_end=1032
-  _globals['_NOTIFICATIONSTATE']._serialized_start=1035
-  _globals['_NOTIFICATIONSTATE']._serialized_end=1240
-  _globals['_MARKKIND']._serialized_start=1243
-  _globals['_MARKKIND']._serialized_end=1414
+  _globals['_PRIORITY']._serialized_start=882
+  _globals['_PRIORITY']._serialized_end=977
+  _globals['_CHANNEL']._serialized_start=979
+  _globals['_CHANNEL']._serialized_end=1050
+  _globals['_NOTIFICATIONSTATE']._serialized_start=1053
+  _globals['_NOTIFICATIONSTATE']._serialized_end=1258
+  _globals['_MARKKIND']._serialized_start=1261
+  _globals['_MARKKIND']._serialized_end=1432
   _globals['_CONTENT']._serialized_start=94
   _globals['_CONTENT']._serialized_end=165
   _globals['_NOTIFICATION']._serialized_start=168
-  _globals['_NOTIFICATION']._serialized_end=455
-  _globals['_NOTIFICATIONREF']._serialized_start=457
-  _globals['_NOTIFICATIONREF']._serialized_end=517
-  _globals['_CURSOR']._serialized_start=519
-  _globals['_CURSOR']._serialized_end=590
-  _globals['_UNREAD']._serialized_start=592
-  _globals['_UNREAD']._serialized_end=669
-  _globals['_MARK']._serialized_start=672
-  _globals['_MARK']._serialized_end=862
+  _globals['_NOTIFICATION']._serialized_end=473
+  _globals['_NOTIFICATIONREF']._serialized_start=475
+  _globals['_NOTIFICATIONREF']._serialized_end=535
+  _globals['_CURSOR']._serialized_start=537
+  _globals['_CURSOR']._serialized_end=608
+  _globals['_UNREAD']._serialized_start=610
+  _globals['_UNREAD']._serialized_end=687
+  _globals['_MARK']._serialized_start=690
+  _globals['_MARK']._serialized_end=880
 # @@protoc_insertion_point(module_scope)

@@ -205,6 +205,7 @@ class Notification(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     notification_id: _builtins.str
     """Lower-case UUID text; sorts by the event's time. The id of a plain notification is its event's id."""
     revision: _builtins.int
@@ -215,6 +216,8 @@ class Notification(_message.Message):
     """Never unspecified here."""
     producer_id: _builtins.str
     """Who published it."""
+    topic_id: _builtins.str
+    """The topic, when the audience names exactly one."""
     @_builtins.property
     def event_time(self) -> _timestamp_pb2.Timestamp:
         """When it happened, by the producer; by ingest's clock when the producer gave no time."""
@@ -238,10 +241,11 @@ class Notification(_message.Message):
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         content: Global___Content | None = ...,
         producer_id: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "event_time", b"event_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "content", b"content", "event_time", b"event_time", "expire_time", b"expire_time", "notification_id", b"notification_id", "priority", b"priority", "producer_id", b"producer_id", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "content", b"content", "event_time", b"event_time", "expire_time", b"expire_time", "notification_id", b"notification_id", "priority", b"priority", "producer_id", b"producer_id", "revision", b"revision", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

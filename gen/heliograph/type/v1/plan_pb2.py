@@ -26,19 +26,19 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from heliograph.type.v1 import notification_pb2 as heliograph_dot_type_dot_v1_dot_notification__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dheliograph/type/v1/plan.proto\x12\x12heliograph.type.v1\x1a\x1egoogle/protobuf/duration.proto\x1a%heliograph/type/v1/notification.proto\"p\n\x04Plan\x12+\n\x05steps\x18\x01 \x03(\x0b\x32\x1c.heliograph.type.v1.PlanStep\x12;\n\x0fsuppress_reason\x18\x02 \x01(\x0e\x32\".heliograph.type.v1.SuppressReason\"g\n\x08PlanStep\x12,\n\x07\x63hannel\x18\x01 \x01(\x0e\x32\x1b.heliograph.type.v1.Channel\x12-\n\nack_window\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x0eRecipientGroup\x12\x15\n\rrecipient_ids\x18\x01 \x03(\t\x12\x12\n\nplan_index\x18\x02 \x01(\x05*m\n\x0eSuppressReason\x12\x1f\n\x1bSUPPRESS_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19SUPPRESS_REASON_OPTED_OUT\x10\x01\x12\x1b\n\x17SUPPRESS_REASON_EXPIRED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dheliograph/type/v1/plan.proto\x12\x12heliograph.type.v1\x1a\x1egoogle/protobuf/duration.proto\x1a%heliograph/type/v1/notification.proto\"\x86\x01\n\x04Plan\x12+\n\x05steps\x18\x01 \x03(\x0b\x32\x1c.heliograph.type.v1.PlanStep\x12;\n\x0fsuppress_reason\x18\x02 \x01(\x0e\x32\".heliograph.type.v1.SuppressReason\x12\x14\n\x0cwish_version\x18\x04 \x01(\x03\"g\n\x08PlanStep\x12,\n\x07\x63hannel\x18\x01 \x01(\x0e\x32\x1b.heliograph.type.v1.Channel\x12-\n\nack_window\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x0eRecipientGroup\x12\x15\n\rrecipient_ids\x18\x01 \x03(\t\x12\x12\n\nplan_index\x18\x02 \x01(\x05*\xa6\x01\n\x0eSuppressReason\x12\x1f\n\x1bSUPPRESS_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19SUPPRESS_REASON_OPTED_OUT\x10\x01\x12\x19\n\x15SUPPRESS_REASON_MUTED\x10\x02\x12\x1b\n\x17SUPPRESS_REASON_EXPIRED\x10\x03\x12\x1c\n\x18SUPPRESS_REASON_EXCLUDED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'heliograph.type.v1.plan_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SUPPRESSREASON']._serialized_start=404
-  _globals['_SUPPRESSREASON']._serialized_end=513
-  _globals['_PLAN']._serialized_start=124
-  _globals['_PLAN']._serialized_end=236
-  _globals['_PLANSTEP']._serialized_start=238
-  _globals['_PLANSTEP']._serialized_end=341
-  _globals['_RECIPIENTGROUP']._serialized_start=343
-  _globals['_RECIPIENTGROUP']._serialized_end=402
+  _globals['_SUPPRESSREASON']._serialized_start=428
+  _globals['_SUPPRESSREASON']._serialized_end=594
+  _globals['_PLAN']._serialized_start=125
+  _globals['_PLAN']._serialized_end=259
+  _globals['_PLANSTEP']._serialized_start=261
+  _globals['_PLANSTEP']._serialized_end=364
+  _globals['_RECIPIENTGROUP']._serialized_start=366
+  _globals['_RECIPIENTGROUP']._serialized_end=425
 # @@protoc_insertion_point(module_scope)

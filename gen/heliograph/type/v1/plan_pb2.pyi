@@ -31,8 +31,12 @@ class _SuppressReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Suppre
     """Not suppressed."""
     SUPPRESS_REASON_OPTED_OUT: _SuppressReason.ValueType  # 1
     """The recipient switched the category, or each of its channels, off."""
+    SUPPRESS_REASON_MUTED: _SuppressReason.ValueType  # 2
+    """The recipient muted the category, or every topic that leads to it."""
     SUPPRESS_REASON_EXPIRED: _SuppressReason.ValueType  # 3
     """The event's own time was over before it was delivered."""
+    SUPPRESS_REASON_EXCLUDED: _SuppressReason.ValueType  # 4
+    """The event's audience leaves the recipient out."""
 
 class SuppressReason(_SuppressReason, metaclass=_SuppressReasonEnumTypeWrapper):
     """Says why a recipient gets nothing. Values may be added."""
@@ -41,8 +45,12 @@ SUPPRESS_REASON_UNSPECIFIED: SuppressReason.ValueType  # 0
 """Not suppressed."""
 SUPPRESS_REASON_OPTED_OUT: SuppressReason.ValueType  # 1
 """The recipient switched the category, or each of its channels, off."""
+SUPPRESS_REASON_MUTED: SuppressReason.ValueType  # 2
+"""The recipient muted the category, or every topic that leads to it."""
 SUPPRESS_REASON_EXPIRED: SuppressReason.ValueType  # 3
 """The event's own time was over before it was delivered."""
+SUPPRESS_REASON_EXCLUDED: SuppressReason.ValueType  # 4
+"""The event's audience leaves the recipient out."""
 Global___SuppressReason: _TypeAlias = SuppressReason  # noqa: Y015
 
 @_typing.final
@@ -53,8 +61,11 @@ class Plan(_message.Message):
 
     STEPS_FIELD_NUMBER: _builtins.int
     SUPPRESS_REASON_FIELD_NUMBER: _builtins.int
+    WISH_VERSION_FIELD_NUMBER: _builtins.int
     suppress_reason: Global___SuppressReason.ValueType
     """Set when nothing is delivered."""
+    wish_version: _builtins.int
+    """Version of the wishes that it was made of; 0 for defaults."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanStep]:
         """Channels in order; the first is INBOX. Empty when suppressed."""
@@ -64,10 +75,11 @@ class Plan(_message.Message):
         *,
         steps: _abc.Iterable[Global___PlanStep] | None = ...,
         suppress_reason: Global___SuppressReason.ValueType = ...,
+        wish_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps", "suppress_reason", b"suppress_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps", "suppress_reason", b"suppress_reason", "wish_version", b"wish_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

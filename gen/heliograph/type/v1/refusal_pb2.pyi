@@ -96,6 +96,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A bug; the text has an id that the logs know."""
     ERROR_REASON_NODE_MISMATCH: _ErrorReason.ValueType  # 34
     """The address names another gateway node, or another epoch of it."""
+    ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 35
+    """The producer's or tenant's quota is used up; repeat after the delay."""
+    ERROR_REASON_DEAD_LETTER_UNKNOWN: _ErrorReason.ValueType  # 36
+    """No such dead letter, or it is gone."""
+    ERROR_REASON_NOT_REDRIVABLE: _ErrorReason.ValueType  # 37
+    """The dead letter's bytes cannot be delivered by this version, or its event is over."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused. Reasons are API, texts are not. Sent as `google.rpc.ErrorInfo.reason` and `Refusal.reason`,
@@ -172,6 +178,12 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 33
 """A bug; the text has an id that the logs know."""
 ERROR_REASON_NODE_MISMATCH: ErrorReason.ValueType  # 34
 """The address names another gateway node, or another epoch of it."""
+ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 35
+"""The producer's or tenant's quota is used up; repeat after the delay."""
+ERROR_REASON_DEAD_LETTER_UNKNOWN: ErrorReason.ValueType  # 36
+"""No such dead letter, or it is gone."""
+ERROR_REASON_NOT_REDRIVABLE: ErrorReason.ValueType  # 37
+"""The dead letter's bytes cannot be delivered by this version, or its event is over."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
