@@ -39,10 +39,9 @@ def category_unknown(category: str) -> InvalidArgument:
     return _invalid("CATEGORY_UNKNOWN", "event.category", "is not a known category", category=category)
 
 
-def audience_too_large(count: int) -> InvalidArgument:
-    """More recipients than one event may have."""
-    rule = f"has {count} ids; at most {limits.RECIPIENTS} are allowed"
-    return _invalid("AUDIENCE_TOO_LARGE", _RECIPIENT_IDS, rule, count=str(count))
+def audience_too_large(field: str, count: int, most: int) -> InvalidArgument:
+    """More recipients than one event may name, or leave out."""
+    return _invalid("AUDIENCE_TOO_LARGE", field, f"has {count} ids; at most {most} are allowed", count=str(count))
 
 
 def content_too_large(size: int) -> InvalidArgument:
@@ -137,11 +136,15 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 _CATEGORY = re.compile(rf"[a-z0-9_.-]{{1,{limits.CATEGORY_CHARACTERS}}}")
 _RECIPIENT = re.compile(rf"[A-Za-z0-9._@:+=-]{{1,{limits.RECIPIENT_CHARACTERS}}}")
 _RECIPIENTS = re.compile(rf"(?:{_RECIPIENT.pattern}\n)*+")
+_TOPIC = re.compile(rf"[A-Za-z0-9._@:+=/-]{{1,{limits.TOPIC_CHARACTERS}}}")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # Ids that nobody draws: variables that were never set.
 _UNSET_IDS = frozenset({bytes(16), b"\xff" * 16})
 
 _RECIPIENT_IDS = "event.audience.recipient_ids"
+_TOPIC_IDS = "event.audience.topic_ids"
+_EXCLUDED_IDS = "event.audience.excluded_recipient_ids"
+_TOPIC_RULE = f"must be 1 to {limits.TOPIC_CHARACTERS} of A-Z a-z 0-9 . _ - @ : + = /"
 _RECIPIENT_RULE = f"must be 1 to {limits.RECIPIENT_CHARACTERS} of A-Z a-z 0-9 . _ - @ : + ="
 
 
@@ -171,7 +174,7 @@ def check(
     late: list[InvalidArgument] = []
     event = request.event
     priority = _check_routing(event, registries, faults)
-    _check_recipients(event.audience.recipient_ids, faults)
+    _check_audience(event.audience, faults)
     if event.WhichOneof("source") == "content":
         _check_content(event.content, faults)
     else:
@@ -208,20 +211,33 @@ def _check_routing(event: event_pb2.Event, registries: Registries, faults: list[
     return event.priority or default or notification_pb2.PRIORITY_NORMAL
 
 
-def _check_recipients(recipient_ids: Sequence[str], faults: list[InvalidArgument]) -> None:
-    """Judges the audience; counts before it looks at any id."""
+def _check_audience(audience: event_pb2.Audience, faults: list[InvalidArgument]) -> None:
+    if not audience.recipient_ids and not audience.topic_ids:
+        faults.append(field_invalid(_RECIPIENT_IDS, "is empty; name at least one recipient or topic"))
+    _check_recipients(_RECIPIENT_IDS, audience.recipient_ids, limits.RECIPIENTS, faults)
+    _check_recipients(_EXCLUDED_IDS, audience.excluded_recipient_ids, limits.EXCLUDED, faults)
+    count = len(audience.topic_ids)
+    if count > limits.TOPICS:
+        faults.append(field_invalid(_TOPIC_IDS, f"has {count} ids; at most {limits.TOPICS} are allowed"))
+        return
+    for place, id_ in enumerate(audience.topic_ids):
+        if _TOPIC.fullmatch(id_) is None:
+            faults.append(field_invalid(f"{_TOPIC_IDS}[{place}]", _TOPIC_RULE))
+
+
+def _check_recipients(field: str, recipient_ids: Sequence[str], most: int, faults: list[InvalidArgument]) -> None:
+    """Judges a list of recipients; counts before it looks at any id."""
     count = len(recipient_ids)
     if not count:
-        faults.append(field_invalid(_RECIPIENT_IDS, "is empty; name at least one recipient"))
         return
-    if count > limits.RECIPIENTS:
-        faults.append(audience_too_large(count))
+    if count > most:
+        faults.append(audience_too_large(field, count, most))
         return
     joined = "\n".join(recipient_ids) + "\n"
     # An id with a newline in it would pass for two.
     if _RECIPIENTS.fullmatch(joined) is None or joined.count("\n") != count:
         wrong = [place for place, id_ in enumerate(recipient_ids) if _RECIPIENT.fullmatch(id_) is None]
-        faults += [field_invalid(f"{_RECIPIENT_IDS}[{place}]", _RECIPIENT_RULE) for place in wrong[: limits.VIOLATIONS]]
+        faults += [field_invalid(f"{field}[{place}]", _RECIPIENT_RULE) for place in wrong[: limits.VIOLATIONS]]
 
 
 def _check_content(content: notification_pb2.Content, faults: list[InvalidArgument]) -> None:

@@ -17,6 +17,9 @@ DATA_BYTES: Final = 8 * 1024
 DATA_LEVELS: Final = 16
 RECIPIENTS: Final = 10_000
 RECIPIENT_CHARACTERS: Final = 128
+EXCLUDED: Final = 10_000
+TOPICS: Final = 10
+TOPIC_CHARACTERS: Final = 128
 CATEGORY_CHARACTERS: Final = 64
 ORDERING_KEY_CHARACTERS: Final = 128
 BATCH_ITEMS: Final = 500
@@ -55,8 +58,12 @@ class Limit(msgspec.Struct, frozen=True):
 LIMITS: Final = (
     Limit("requests", 1, BATCH_ITEMS, "items", "FIELD_INVALID"),
     Limit("event.category", 1, CATEGORY_CHARACTERS, "characters", "FIELD_INVALID"),
-    Limit("event.audience.recipient_ids", 1, RECIPIENTS, "ids", "AUDIENCE_TOO_LARGE"),
+    Limit("event.audience.recipient_ids", 0, RECIPIENTS, "ids", "AUDIENCE_TOO_LARGE"),
     Limit("event.audience.recipient_ids[i]", 1, RECIPIENT_CHARACTERS, "characters", "FIELD_INVALID"),
+    Limit("event.audience.topic_ids", 0, TOPICS, "ids", "FIELD_INVALID"),
+    Limit("event.audience.topic_ids[i]", 1, TOPIC_CHARACTERS, "characters", "FIELD_INVALID"),
+    Limit("event.audience.excluded_recipient_ids", 0, EXCLUDED, "ids", "AUDIENCE_TOO_LARGE"),
+    Limit("event.audience.excluded_recipient_ids[i]", 1, RECIPIENT_CHARACTERS, "characters", "FIELD_INVALID"),
     Limit("event.content", 0, CONTENT_BYTES, "bytes", "CONTENT_TOO_LARGE"),
     Limit("event.content.title", 1, TITLE_CHARACTERS, "characters", "FIELD_INVALID"),
     Limit("event.content.body", 0, BODY_CHARACTERS, "characters", "FIELD_INVALID"),

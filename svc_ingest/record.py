@@ -6,7 +6,6 @@ is accepted, and copies known fields only: what this version does not know does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -63,6 +62,9 @@ def build_record(draft: Draft, origin: Origin, event_id: bytes, id_time_ms: int)
     expire_ns = event_ns + draft.ttl_ns if draft.expire_ns is None and draft.ttl_ns else draft.expire_ns
     event_time = _timestamp(event_ns)
     expire_time = None if expire_ns is None else _timestamp(expire_ns)
+    # Repeated ids count once.
+    recipient_ids = list(dict.fromkeys(event.audience.recipient_ids))
+    topic_ids = list(dict.fromkeys(event.audience.topic_ids))
     notification = notification_pb2.Notification(
         notification_id=event_text,
         revision=REVISION,
@@ -71,6 +73,7 @@ def build_record(draft: Draft, origin: Origin, event_id: bytes, id_time_ms: int)
         event_time=event_time,
         expire_time=expire_time,
         producer_id=origin.producer_id,
+        topic_id=topic_ids[0] if len(topic_ids) == 1 else "",
     )
     notification.content.CopyFrom(event.content)
     notification.content.DiscardUnknownFields()
@@ -90,23 +93,23 @@ def build_record(draft: Draft, origin: Origin, event_id: bytes, id_time_ms: int)
         ordering_key=event.ordering_key,
         accept_time=origin.accept_time,
     )
-    # Repeated recipients count once.
-    recipient_ids = list(dict.fromkeys(event.audience.recipient_ids))
     record = event_record_pb2.EventRecord(request_digest=draft.digest, digest_version=DIGEST_VERSION)
     record.envelope.CopyFrom(envelope)
     record.audience.recipient_ids.extend(recipient_ids)
-    key = lane_key(origin.tenant_id, event.ordering_key, recipient_ids, event_text)
+    record.audience.topic_ids.extend(topic_ids)
+    record.audience.excluded_recipient_ids.extend(dict.fromkeys(event.audience.excluded_recipient_ids))
+    sole_recipient_id = recipient_ids[0] if len(recipient_ids) == 1 and not topic_ids else ""
+    key = lane_key(origin.tenant_id, event.ordering_key, sole_recipient_id, event_text)
     return Record(key, record.SerializeToString())
 
 
-def lane_key(tenant_id: str, ordering_key: str, recipient_ids: Sequence[str], event_text: str) -> bytes:
+def lane_key(tenant_id: str, ordering_key: str, sole_recipient_id: str, event_text: str) -> bytes:
     """Returns the key whose records keep their order: ordering key, else the sole recipient's, else the event's own.
 
     Keys of two tenants never meet.
     """
-    if ordering_key:
-        return ids.join_key(tenant_id, ordering_key).encode()
-    return (ids.join_key(tenant_id, recipient_ids[0]) if len(recipient_ids) == 1 else event_text).encode()
+    own = ordering_key or sole_recipient_id
+    return (ids.join_key(tenant_id, own) if own else event_text).encode()
 
 
 def fill_answer(answer: ingest_service_pb2.PublishResponse, receipt: Receipt) -> None:

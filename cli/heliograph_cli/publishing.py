@@ -27,6 +27,8 @@ class Draft(msgspec.Struct, frozen=True):
     priority: str = ""
     ttl: float = 0.0
     ordering_key: str = ""
+    topics: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     request_id: str = ""
     validate_only: bool = False
 
@@ -57,7 +59,9 @@ def build(draft: Draft) -> ingest_service_pb2.PublishRequest:
     """
     event = event_pb2.Event(
         category=draft.category,
-        audience=event_pb2.Audience(recipient_ids=draft.recipients),
+        audience=event_pb2.Audience(
+            recipient_ids=draft.recipients, topic_ids=draft.topics, excluded_recipient_ids=draft.excluded
+        ),
         content=notification_pb2.Content(
             title=draft.title, body=draft.body, link=draft.link, data_json=draft.data_json
         ),

@@ -56,6 +56,8 @@ def publish_request(
     title: str = "Deployed",
     *,
     to: Sequence[str] = ("alice",),
+    topics: Sequence[str] = (),
+    excluded: Sequence[str] = (),
     category: str = "general",
     id_: str = "",
     body: str = "",
@@ -70,7 +72,7 @@ def publish_request(
     request = ingest_service_pb2.PublishRequest(
         event=event_pb2.Event(
             category=category,
-            audience=event_pb2.Audience(recipient_ids=to),
+            audience=event_pb2.Audience(recipient_ids=to, topic_ids=topics, excluded_recipient_ids=excluded),
             content=notification_pb2.Content(title=title, body=body, link=link, data_json=data_json),
             priority=priority,
             ordering_key=ordering_key,

@@ -27,7 +27,13 @@ def register(app: typer.Typer) -> None:
 
 def publish(
     title: Annotated[str, typer.Argument(help="One line.")],
-    to: Annotated[list[str], typer.Option("--to", help="Recipients, separated by commas or given again.")],
+    to: Annotated[
+        list[str] | None, typer.Option("--to", help="Recipients, separated by commas or given again.")
+    ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="Topics whose subscribers get it, as above.")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option("--exclude", help="Recipients who do not get it.")] = None,
     body: Annotated[str, typer.Option(help="Text below the title.")] = "",
     link: Annotated[str, typer.Option(help="Where a tap leads.")] = "",
     data: Annotated[str, typer.Option("--data", help="A JSON object for the app.")] = "",
@@ -45,12 +51,14 @@ def publish(
     ca: Authority = None,
     token: Token = "",
 ) -> None:
-    """Publish an event to recipients."""
+    """Publish an event to recipients and the subscribers of topics."""
     from heliograph_cli import publishing
     from heliograph_cli.connection import Actor, Reach
 
     draft = publishing.Draft(
-        recipients=tuple(name.strip() for names in to for name in names.split(",") if name.strip()),
+        recipients=_names(to),
+        topics=_names(topic),
+        excluded=_names(exclude),
         title=title,
         body=body,
         link=link,
@@ -62,5 +70,11 @@ def publish(
         request_id=request_id,
         validate_only=validate_only,
     )
+    if not draft.recipients and not draft.topics:
+        raise typer.BadParameter("name a recipient with --to or a topic with --topic")
     reach = Reach(state_dir=state_dir, edge=edge, ca=ca, token=token)
     typer.echo(asyncio.run(publishing.publish(draft, Actor("producer", producer, tenant), reach, as_json)))
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    return tuple(name.strip() for names in given or () for name in names.split(",") if name.strip())

@@ -34,6 +34,8 @@ class EventFields(TypedDict, total=False):
 
     category: str
     to: str | Sequence[str]
+    topics: str | Sequence[str]
+    excluded: Sequence[str]
     title: str
     body: str
     link: str
@@ -60,7 +62,9 @@ class PreparedEvent(msgspec.Struct, frozen=True):
 def build_event(
     *,
     category: str,
-    to: str | Sequence[str],
+    to: str | Sequence[str] = (),
+    topics: str | Sequence[str] = (),
+    excluded: Sequence[str] = (),
     title: str,
     body: str = "",
     link: str = "",
@@ -76,6 +80,8 @@ def build_event(
     Args:
         category: one of the installation's categories.
         to: a recipient's id, or several.
+        topics: a topic's id, or several, up to 10: their subscribers get it too, each once.
+        excluded: ids of recipients that do not get it, whatever leads to them.
         title: one line, 1 to 200 characters.
         body: text, at most 4,000 characters.
         link: where a tap leads.
@@ -96,7 +102,11 @@ def build_event(
         raise InvalidArgument(text, reason="FIELD_INVALID", metadata={"priority": str(priority)})
     event = Event(
         category=category,
-        audience=Audience(recipient_ids=[to] if isinstance(to, str) else to),
+        audience=Audience(
+            recipient_ids=[to] if isinstance(to, str) else to,
+            topic_ids=[topics] if isinstance(topics, str) else topics,
+            excluded_recipient_ids=excluded,
+        ),
         content=Content(title=title, body=body, link=link, data_json=_json_text(data)),
         ordering_key=ordering_key,
     )

@@ -83,6 +83,17 @@ async def test_publish_returns_the_receipt(ingest: ScriptedIngest) -> None:
     assert ingest.metadata[0]["x-heliograph-caller"] == "producer/acme/demo"
 
 
+async def test_topics_and_exclusions_are_part_of_the_event(ingest: ScriptedIngest) -> None:
+    """An event may be for the subscribers of topics alone; one topic needs no list."""
+    async with _open(ingest) as publisher:
+        await publisher.publish(category="general", topics="team/a", title="Hi")
+        await publisher.publish(category="general", to="alice", topics=["a", "b"], excluded=["bob"], title="Hi")
+    audiences = [request.event.audience for request in ingest.singles]
+    assert [list(audience.recipient_ids) for audience in audiences] == [[], ["alice"]]
+    assert [list(audience.topic_ids) for audience in audiences] == [["team/a"], ["a", "b"]]
+    assert [list(audience.excluded_recipient_ids) for audience in audiences] == [[], ["bob"]]
+
+
 async def test_a_failed_try_is_repeated_unchanged(ingest: ScriptedIngest) -> None:
     """Every try has the same id and the same bytes, whatever happens to the event meanwhile."""
     clock = SteppedClock()

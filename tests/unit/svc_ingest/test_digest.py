@@ -20,7 +20,9 @@ def events(draw: st.DrawFn) -> event_pb2.Event:
     """Events of every shape; texts are short, so that neighbours differ by little."""
     event = event_pb2.Event(
         category=draw(st.text("gh", max_size=2)),
-        audience=event_pb2.Audience(recipient_ids=draw(RECIPIENTS)),
+        audience=event_pb2.Audience(
+            recipient_ids=draw(RECIPIENTS), topic_ids=draw(RECIPIENTS), excluded_recipient_ids=draw(RECIPIENTS)
+        ),
         content=notification_pb2.Content(title=draw(TEXTS), body=draw(TEXTS), link=draw(TEXTS), data_json=draw(TEXTS)),
         priority=draw(st.sampled_from(notification_pb2.Priority.values())),
         ordering_key=draw(TEXTS),
@@ -53,6 +55,8 @@ def test_the_digest_never_changes() -> None:
     ).event
     full.ttl.seconds = 3_600
     assert digest_of(full).hex() == "942d1b638c8606bb090f4aa07dfbdbaac5e4288b97029fa118fc6a6712a958b5"
+    wide = publish_request("Deployed", topics=["team-a", "all"], excluded=["bob"]).event
+    assert digest_of(wide).hex() == "807b54e0c6d380888dadca80356564071dfe98672d9370ed9ab04216cae48a83"
 
 
 def test_every_field_of_an_event_is_in_the_digest() -> None:
@@ -67,7 +71,11 @@ def test_every_field_of_an_event_is_in_the_digest() -> None:
         "event_time",
         "ordering_key",
     }
-    assert {field.name for field in event_pb2.Audience.DESCRIPTOR.fields} == {"recipient_ids"}
+    assert {field.name for field in event_pb2.Audience.DESCRIPTOR.fields} == {
+        "recipient_ids",
+        "topic_ids",
+        "excluded_recipient_ids",
+    }
     assert {field.name for field in notification_pb2.Content.DESCRIPTOR.fields} == {
         "title",
         "body",
@@ -106,6 +114,10 @@ def test_text_does_not_move_between_fields() -> None:
         publish_request("ab", body="c", to=["alicebob"]),
         publish_request("ab", body="c", to=["bob", "alice"]),
         publish_request("ab", body="c", to=["alice", "alice"]),
+        publish_request("ab", body="c", topics=["alice"]),
+        publish_request("ab", body="c", topics=["alice", "bob"]),
+        publish_request("ab", body="c", excluded=["alice"]),
+        publish_request("ab", body="c", topics=["alice"], excluded=["bob"]),
     ]
     assert len({digest_of(variant.event) for variant in variants}) == len(variants)
 

@@ -115,12 +115,35 @@ def test_repeated_recipients_count_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ordering_key", "to", "key"),
-    [("k", ["alice"], b"acme/k"), ("", ["alice"], b"acme/alice"), ("", ["alice", "bob"], EVENT_TEXT.encode())],
+    ("ordering_key", "to", "topics", "key"),
+    [
+        ("k", ["alice"], [], b"acme/k"),
+        ("k", [], ["all"], b"acme/k"),
+        ("", ["alice"], [], b"acme/alice"),
+        ("", ["alice", "bob"], [], EVENT_TEXT.encode()),
+        ("", ["alice"], ["all"], EVENT_TEXT.encode()),
+        ("", [], ["all"], EVENT_TEXT.encode()),
+    ],
 )
-def test_the_lane_key(ordering_key: str, to: list[str], key: bytes) -> None:
+def test_the_lane_key(ordering_key: str, to: list[str], topics: list[str], key: bytes) -> None:
     """Ordering key, else the sole recipient, else the event itself."""
-    assert record.lane_key("acme", ordering_key, to, EVENT_TEXT) == key
+    assert build(publish_request(ordering_key=ordering_key, to=to, topics=topics))[0] == key
+
+
+def test_an_audience_travels_unresolved() -> None:
+    """Topics and exclusions as they were sent, repeated ones once."""
+    request = publish_request(to=["alice"], topics=["b/c", "a", "b/c"], excluded=["bob", "bob"])
+    _, decoded, notification = build(request)
+    assert decoded.audience == event_pb2.Audience(
+        recipient_ids=["alice"], topic_ids=["b/c", "a"], excluded_recipient_ids=["bob"]
+    )
+    assert notification.topic_id == ""
+
+
+@pytest.mark.parametrize("topics", [["team-a"], ["team-a", "team-a"]])
+def test_the_sole_topic_is_shown(topics: list[str]) -> None:
+    """A notification says which topic it came by where the audience names exactly one."""
+    assert build(publish_request(to=["alice"], topics=topics))[2].topic_id == "team-a"
 
 
 def test_unknown_fields_do_not_travel_on() -> None:

@@ -105,11 +105,13 @@ class Audience(_message.Message):
 
     @_builtins.property
     def topic_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Up to 10 topics, ids as above. An event needs a recipient or a topic. A topic that nobody subscribed to is empty, not an error."""
+        """Up to 10 topics of 1 to 128 characters out of A-Z a-z 0-9 . _ - @ : + = /. Repeated ones count once. An event needs a
+        recipient or a topic. A topic that nobody subscribed to is empty, not an error.
+        """
 
     @_builtins.property
     def excluded_recipient_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Up to 10,000 ids."""
+        """Up to 10,000 ids of recipients. Whoever is named here and reached otherwise gets nothing, with a decision record."""
 
     def __init__(
         self,
