@@ -1,52 +1,63 @@
-"""The rules of wishes: defaults, choices, masks, decisions.
+"""The rules of wishes: defaults, choices, masks, decisions, and whose wishes changed.
 
-Pure: no I/O, no clock. A decision is made of the category's defaults in the registry and of what the recipient chose.
-Path step 4: fanout asks, one call a page.
+Pure: no I/O, time is an argument. A decision is made of the category's defaults in the registry and of what the
+recipient chose. Path step 4: fanout asks, one call a page. The rules of mutes are in `mutes`, those of subscriptions in
+`topics`.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Final
 
 import msgspec
 
 from heliograph.prefs.v1 import prefs_service_pb2 as pb
 from heliograph.type.v1 import notification_pb2, plan_pb2
-from mesh.errors import Aborted, InvalidArgument, PermissionDenied, StartError, Violation
-from svc_prefs.ports import Stored
+from mesh.errors import Aborted, InvalidArgument, PermissionDenied, Violation
+from mesh.ids import join_key
+from svc_prefs import mutes
+from svc_prefs.ports import Changes, Stored
+from svc_prefs.registry import UNKNOWN, Category, Registry
 
-LARGEST_BATCH_ITEMS = 50
-LARGEST_BATCH_RECIPIENTS = 10_000
+LARGEST_BATCH_ITEMS: Final = 50
+LARGEST_BATCH_RECIPIENTS: Final = 10_000
+LARGEST_CHANGE_PAGE: Final = 1_000
+# Named in one refusal; trailers are small.
+_LARGEST_ANSWER: Final = 20
+_LONGEST_NAME: Final = 64
 
 _CHANNELS: Mapping[str, notification_pb2.Channel.ValueType] = {
     "inbox": notification_pb2.CHANNEL_INBOX,
     "live": notification_pb2.CHANNEL_LIVE,
 }
+_CHANNEL_NAMES: Mapping[int, str] = {channel: name for name, channel in _CHANNELS.items()}
 
 
-class Category(msgspec.Struct, frozen=True):
-    """What the registry says of a category, as far as wishes are concerned."""
+class Wishes(msgspec.Struct, frozen=True, gc=False):
+    """What one recipient chose, ready to decide with."""
 
-    channels: tuple[Literal["inbox", "live"], ...] = ("inbox", "live")
-    enabled: bool = True
-
-
-class _Registry(msgspec.Struct, frozen=True):
-    categories: dict[str, Category]
+    version: int
+    choices: Mapping[str, pb.CategoryPreference]
+    mutes: mutes.Mutes
 
 
-Registry = Mapping[str, Category]
+class _Decision(msgspec.Struct, frozen=True, gc=False):
+    """Channels in order, or why not, and until when; without the version that it was made of."""
 
-# A category that ingest knows and this process does not (registries are rolled out one by one) is delivered.
-_UNKNOWN = Category()
+    channels: tuple[notification_pb2.Channel.ValueType, ...]
+    suppress_reason: plan_pb2.SuppressReason.ValueType = plan_pb2.SUPPRESS_REASON_UNSPECIFIED
+    end_us: int = mutes.NEVER
+
+
+_NO_WISHES = Wishes(0, {}, {})
 
 
 def invalid(violations: Sequence[Violation], *, reason: str = "FIELD_INVALID") -> InvalidArgument:
-    """The request breaks rules; all of them are named."""
-    text = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
-    return InvalidArgument(text, reason=reason, violations=violations)
+    """The request breaks rules; all of them are named, up to a limit."""
+    named = violations[:_LARGEST_ANSWER]
+    text = "; ".join(f"{violation.field}: {violation.description}" for violation in named)
+    return InvalidArgument(text, reason=reason, violations=named)
 
 
 def not_allowed(recipient_id: str) -> PermissionDenied:
@@ -67,46 +78,22 @@ def etag_mismatch(given: str, stored: str) -> Aborted:
     )
 
 
-def parse_registry(text: str, source: str) -> Registry:
-    """Reads the registry of categories.
-
-    Args:
-        text: TOML with a table `categories`.
-        source: where it is from, for the error.
-
-    Raises:
-        StartError: it is not TOML or breaks the shape; one line with file and key.
-    """
-    try:
-        registry = msgspec.convert(tomllib.loads(text), _Registry).categories
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise StartError(f"categories file {source}: {error}; correct it") from None
-    if not registry:
-        raise StartError(f"categories file {source}: has no category; add [categories.<name>]")
-    for name, category in registry.items():
-        if category.channels[:1] != ("inbox",) or len(set(category.channels)) != len(category.channels):
-            raise StartError(
-                f"categories file {source}: categories.{name}.channels must start with inbox and name each channel once"
-            )
-    return registry
-
-
 def acting_for(*, role: str, caller: tuple[str, str], recipient_id: str, tenant_id: str) -> tuple[str, str]:
     """Returns the tenant and recipient that a call is about.
 
     Args:
-        role: "recipient" or "operator".
+        role: "recipient", or "operator" or "gateway", who act for others.
         caller: tenant and name of the caller.
         recipient_id: from the request; empty from a recipient: itself.
-        tenant_id: from the request; operators name it.
+        tenant_id: from the request; operators and gateways name it.
 
     Raises:
         PermissionDenied: a recipient names another one, or another tenant.
-        InvalidArgument: an operator does not say whom it means.
+        InvalidArgument: an operator or a gateway does not say whom it means.
     """
-    if role == "operator":
+    if role != "recipient":
         missing = [
-            Violation(field, "operators must name it")
+            Violation(field, "must be given by operators and gateways")
             for field, value in (("tenant_id", tenant_id), ("recipient_id", recipient_id))
             if not value
         ]
@@ -128,74 +115,108 @@ def owned(stored: Iterable[Stored], tenant_id: str, recipient_ids: Iterable[str]
     return {one.recipient_id: one for one in stored if one.tenant_id == tenant_id and one.recipient_id in asked}
 
 
-def chosen(stored: Stored | None) -> dict[str, pb.CategoryPreference]:
-    """Returns a recipient's choices by category; empty for one who never chose."""
+def wishes_of(stored: Stored | None) -> Wishes:
+    """Returns what a recipient chose; nothing of one who never did."""
     if stored is None:
-        return {}
-    return {choice.category: choice for choice in pb.Preferences.FromString(stored.preferences).categories}
+        return _NO_WISHES
+    chosen = pb.Preferences.FromString(stored.preferences)
+    return Wishes(stored.version, {choice.category: choice for choice in chosen.categories}, mutes.read(chosen.mutes))
 
 
-def show(registry: Registry, recipient_id: str, stored: Stored | None) -> pb.Preferences:
-    """Returns the preferences as their recipient sees them: every category of the registry, chosen or default."""
-    choices = chosen(stored)
-    shown = pb.Preferences(recipient_id=recipient_id, etag=etag_of(stored))
+def show(registry: Registry, recipient_id: str, stored: Stored | None, now_us: int) -> pb.Preferences:
+    """Returns the preferences as their recipient sees them: every category of the registry, and the mutes in force."""
+    wishes = wishes_of(stored)
+    shown = pb.Preferences(recipient_id=recipient_id, etag=str(wishes.version))
     for name, category in registry.items():
-        shown.categories.append(choices.get(name) or pb.CategoryPreference(category=name, enabled=category.enabled))
+        choice = wishes.choices.get(name)
+        shown.categories.append(
+            pb.CategoryPreference(
+                category=name,
+                enabled=_is_enabled(category, choice),
+                disabled_channels=sorted(_disabled(category, choice)),
+            )
+        )
+    shown.mutes.extend(mutes.write(mutes.visible(registry, wishes.mutes, now_us)))
     return shown
 
 
-def etag_of(stored: Stored | None) -> str:
-    """Returns the etag of stored preferences."""
-    return str(0 if stored is None else stored.version)
-
-
 def change(
-    registry: Registry, request: pb.UpdatePreferencesRequest, tenant_id: str, recipient_id: str, stored: Stored | None
+    registry: Registry,
+    request: pb.UpdatePreferencesRequest,
+    tenant_id: str,
+    recipient_id: str,
+    stored: Stored | None,
+    now_us: int,
 ) -> Stored:
     """Returns the preferences after an update, with the next version.
 
-    A category that the mask names and the request does not goes back to its default.
+    A category that the mask names and the request does not goes back to its default. A mute that is over is dropped, so
+    a mute is also taken back by naming it with an end that has passed.
 
     Raises:
-        InvalidArgument: an unknown category, channel or mask path; every violation is named.
+        InvalidArgument: an unknown category, channel or mask path, or what the registry does not leave to the
+            recipient; every violation is named.
         Aborted: the request's etag is not the stored one.
     """
-    given = _check_choices(registry, request.preferences)
-    names = _masked(registry, request.update_mask.paths, given)
-    if request.preferences.etag and request.preferences.etag != etag_of(stored):
-        raise etag_mismatch(request.preferences.etag, etag_of(stored))
-    choices = chosen(stored)
-    for name in names:
-        if name in given:
-            choices[name] = given[name]
-        else:
-            choices.pop(name, None)
-    after = pb.Preferences(categories=[choices[name] for name in sorted(choices)])
-    return Stored(
-        tenant_id,
-        recipient_id,
-        (0 if stored is None else stored.version) + 1,
-        after.SerializeToString(deterministic=True),
-    )
-
-
-def _check_choices(registry: Registry, preferences: pb.Preferences) -> dict[str, pb.CategoryPreference]:
-    given: dict[str, pb.CategoryPreference] = {}
-    violations = []
-    for index, choice in enumerate(preferences.categories):
-        where = f"preferences.categories[{index}]"
-        if choice.category not in registry:
-            violations.append(Violation(f"{where}.category", f"unknown category {choice.category!r}"))
-        elif choice.category in given:
-            violations.append(Violation(f"{where}.category", f"{choice.category!r} is named twice"))
-        if notification_pb2.CHANNEL_INBOX in choice.disabled_channels:
-            violations.append(Violation(f"{where}.disabled_channels", "INBOX cannot be switched off; use enabled"))
-        if any(channel not in _CHANNELS.values() for channel in choice.disabled_channels):
-            violations.append(Violation(f"{where}.disabled_channels", "unknown channel"))
-        given[choice.category] = choice
+    given = request.preferences
+    violations = [*_check_choices(registry, given.categories), *mutes.check(registry, given.mutes)]
     if violations:
         raise invalid(violations)
-    return given
+    named = {choice.category: choice for choice in given.categories}
+    names = _masked(registry, request.update_mask.paths, named)
+    wishes = wishes_of(stored)
+    if given.etag and given.etag != str(wishes.version):
+        raise etag_mismatch(given.etag, str(wishes.version))
+    choices = dict(wishes.choices)
+    for name in names:
+        if name in named:
+            choices[name] = named[name]
+        else:
+            choices.pop(name, None)
+    after = pb.Preferences(
+        categories=[choices[name] for name in sorted(choices)],
+        mutes=mutes.write(_change_mutes(request, wishes.mutes, now_us)),
+    )
+    return Stored(tenant_id, recipient_id, wishes.version + 1, after.SerializeToString(deterministic=True))
+
+
+def _change_mutes(request: pb.UpdatePreferencesRequest, before: mutes.Mutes, now_us: int) -> mutes.Mutes:
+    paths, given = request.update_mask.paths, mutes.read(request.preferences.mutes)
+    if not paths:
+        given = {**before, **given}
+    elif not {"*", "mutes"} & set(paths):
+        given = dict(before)
+    after = mutes.active(given, now_us)
+    if len(after) > mutes.LARGEST_MUTES:
+        rule = f"at most {mutes.LARGEST_MUTES} in all, not {len(after)}"
+        raise invalid([Violation("preferences.mutes", rule)])
+    return after
+
+
+def _check_choices(registry: Registry, choices: Sequence[pb.CategoryPreference]) -> list[Violation]:
+    violations = []
+    seen: set[str] = set()
+    for index, choice in enumerate(choices):
+        where = f"preferences.categories[{index}]"
+        disabled = f"{where}.disabled_channels"
+        category = registry.get(choice.category, UNKNOWN)
+        if choice.category not in registry:
+            violations.append(Violation(f"{where}.category", f"unknown category {_short(choice.category)}"))
+        elif choice.category in seen:
+            violations.append(Violation(f"{where}.category", f"{choice.category!r} is named twice"))
+        if category.mandatory and not choice.enabled:
+            rule = f"{choice.category!r} is mandatory: it cannot be switched off"
+            violations.append(Violation(f"{where}.enabled", rule))
+        if notification_pb2.CHANNEL_INBOX in choice.disabled_channels:
+            violations.append(Violation(disabled, "INBOX cannot be switched off; use enabled"))
+        if any(channel not in _CHANNEL_NAMES for channel in choice.disabled_channels):
+            violations.append(Violation(disabled, "unknown channel"))
+        fixed = {name for name in category.fixed_channels if name != "inbox"}
+        if fixed & {_CHANNEL_NAMES.get(channel) for channel in choice.disabled_channels}:
+            rule = f"{choice.category!r} is mandatory on {', '.join(sorted(fixed))}"
+            violations.append(Violation(disabled, f"{rule}: these channels cannot be switched off"))
+        seen.add(choice.category)
+    return violations
 
 
 def _masked(registry: Registry, paths: Sequence[str], given: Mapping[str, pb.CategoryPreference]) -> Sequence[str]:
@@ -209,11 +230,16 @@ def _masked(registry: Registry, paths: Sequence[str], given: Mapping[str, pb.Cat
             names += registry
         elif head == "categories" and dot and name in registry:
             names.append(name)
-        else:
-            violations.append(Violation("update_mask", f"unknown path {path!r}; use *, categories, categories.<name>"))
+        elif path != "mutes":
+            rule = f"unknown path {_short(path)}; use *, categories, categories.<name>, mutes"
+            violations.append(Violation("update_mask", rule))
     if violations:
         raise invalid(violations, reason="MASK_INVALID")
     return names
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
 
 
 def check_batch(request: pb.BatchResolveRequest) -> None:
@@ -228,36 +254,81 @@ def check_batch(request: pb.BatchResolveRequest) -> None:
         violations.append(Violation("items", f"at most {LARGEST_BATCH_RECIPIENTS} recipients in all, not {count}"))
     if any(not item.recipient_ids for item in request.items):
         violations.append(Violation("items.recipient_ids", "must not be empty"))
+    if any(item.topic_id and not mutes.is_topic(item.topic_id) for item in request.items):
+        violations.append(Violation("items.topic_id", f"{mutes.TOPIC_RULE}, or empty"))
     if violations:
         raise invalid(violations)
 
 
-def resolve(registry: Registry, item: pb.ResolveItem, stored: Mapping[str, Stored]) -> pb.ItemResolution:
+def resolve(registry: Registry, item: pb.ResolveItem, wishes: Mapping[str, Wishes], now_us: int) -> pb.ItemResolution:
     """Decides for the recipients of one item; only who differs from the default is named."""
-    category = registry.get(item.category, _UNKNOWN)
-    default = _decide(category, None)
-    answer = pb.ItemResolution(default_resolution=default)
-    if not stored:
+    category = registry.get(item.category, UNKNOWN)
+    default = _decide(category, None, 0)
+    answer = pb.ItemResolution(default_resolution=_resolution(default, 0))
+    if not wishes:
         return answer
-    differing: dict[bytes, pb.ResolutionGroup] = {}
+    differing: dict[tuple[_Decision, int], pb.ResolutionGroup] = {}
     for recipient_id in item.recipient_ids:
-        one = stored.get(recipient_id)
-        choice = chosen(one).get(item.category) if one is not None else None
-        if choice is None:
+        one = wishes.get(recipient_id)
+        if one is None:
             continue
-        decision = _decide(category, choice)
+        choice = one.choices.get(item.category)
+        muted_us = mutes.end_of(one.mutes, item.category, item.topic_id, now_us)
+        if choice is None and not muted_us:
+            continue
+        decision = _decide(category, choice, muted_us)
         if decision != default:
-            key = decision.SerializeToString(deterministic=True)
-            group = differing.get(key)
+            group = differing.get((decision, one.version))
             if group is None:
-                group = differing[key] = answer.groups.add(resolution=decision)
+                group = answer.groups.add(resolution=_resolution(decision, one.version))
+                differing[decision, one.version] = group
             group.recipient_ids.append(recipient_id)
     return answer
 
 
-def _decide(category: Category, choice: pb.CategoryPreference | None) -> pb.Resolution:
-    enabled = category.enabled if choice is None else choice.enabled
-    if not enabled:
-        return pb.Resolution(suppress_reason=plan_pb2.SUPPRESS_REASON_OPTED_OUT)
-    disabled = () if choice is None else choice.disabled_channels
-    return pb.Resolution(channels=[_CHANNELS[name] for name in category.channels if _CHANNELS[name] not in disabled])
+def _decide(category: Category, choice: pb.CategoryPreference | None, muted_us: int) -> _Decision:
+    if not _is_enabled(category, choice):
+        return _Decision((), plan_pb2.SUPPRESS_REASON_OPTED_OUT)
+    if muted_us and not category.mandatory:
+        return _Decision((), plan_pb2.SUPPRESS_REASON_MUTED, muted_us)
+    disabled = _disabled(category, choice)
+    return _Decision(tuple(_CHANNELS[name] for name in category.channels if _CHANNELS[name] not in disabled))
+
+
+def _resolution(decision: _Decision, version: int) -> pb.Resolution:
+    resolution = pb.Resolution(channels=decision.channels, suppress_reason=decision.suppress_reason, version=version)
+    mutes.set_end(resolution.end_time, decision.end_us)
+    return resolution
+
+
+def _is_enabled(category: Category, choice: pb.CategoryPreference | None) -> bool:
+    # Whoever switched it off before it became mandatory gets it all the same.
+    return category.mandatory or (category.enabled if choice is None else choice.enabled)
+
+
+def _disabled(category: Category, choice: pb.CategoryPreference | None) -> set[notification_pb2.Channel.ValueType]:
+    if choice is None:
+        return set()
+    return set(choice.disabled_channels).difference(_CHANNELS[name] for name in category.fixed_channels)
+
+
+def change_page(request: pb.ListWishChangesRequest) -> int:
+    """Returns how many changes to list.
+
+    Raises:
+        InvalidArgument: a number is negative.
+    """
+    numbers = (("change_number", request.change_number), ("page_size", request.page_size))
+    if wrong := [Violation(field, "must not be negative") for field, number in numbers if number < 0]:
+        raise invalid(wrong)
+    return min(request.page_size or LARGEST_CHANGE_PAGE, LARGEST_CHANGE_PAGE)
+
+
+def list_changes(changes: Changes) -> pb.ListWishChangesResponse:
+    """Returns whose wishes changed, as it is answered."""
+    return pb.ListWishChangesResponse(
+        recipient_keys=[join_key(*owner) for owner in changes.owners],
+        change_number=changes.change_number,
+        more=changes.more,
+        reset=changes.reset,
+    )

@@ -19,3 +19,15 @@ class Metrics:
             "Rows of another owner that a store answered; always 0",
             registry=registry,
         )
+        self.resets = Counter(
+            "heliograph_prefs_resets_total",
+            "Askers told to forget all decisions, because the changes since are not known",
+            registry=registry,
+        )
+        self.subscribed = Counter(
+            "heliograph_prefs_subscribed_total",
+            "Subscriptions asked for and stored, repeated ones too",
+            registry=registry,
+        )
+        self.unsubscribed = Counter("heliograph_prefs_unsubscribed_total", "Subscriptions ended", registry=registry)
+        self.subscribers = Counter("heliograph_prefs_subscribers_total", "Subscribers listed", registry=registry)

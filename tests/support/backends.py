@@ -15,7 +15,9 @@ import pytest
 from svc_delivery.store import InboxStore
 from svc_delivery.store import open_store as open_inbox
 from svc_ingest.ports import RequestLog
-from svc_prefs.ports import PrefsStore
+from svc_prefs.ports import LogLimits
+from svc_prefs.store import WishStore
+from svc_prefs.store import open_store as open_wishes
 from svc_presence.ports import PresenceStore
 from tests.support.lanes import sqlite_lane
 
@@ -41,17 +43,15 @@ async def _memory_presence() -> AsyncIterator[PresenceStore]:
     yield open_store("memory://", lease=15.0)
 
 
-def prefs_backends() -> list[Any]:
-    """Factories of preference stores: data_dir → an opener."""
-    return [pytest.param(_sqlite_prefs, id="sqlite")]
+def wish_backends() -> list[Any]:
+    """Factories of stores of wishes: (data_dir, limits of the log of changes) → an opener."""
+    return [pytest.param(_sqlite_wishes, id="sqlite")]
 
 
-def _sqlite_prefs(data_dir: Path) -> Opener[PrefsStore]:
-    from svc_prefs.store import open_store
-
+def _sqlite_wishes(data_dir: Path, limits: LogLimits | None = None) -> Opener[WishStore]:
     @asynccontextmanager
-    async def opener() -> AsyncIterator[PrefsStore]:
-        store = open_store("sqlite:///prefs.db", data_dir=data_dir)
+    async def opener() -> AsyncIterator[WishStore]:
+        store = open_wishes("sqlite:///prefs.db", data_dir=data_dir, limits=limits)
         await store.open()
         try:
             yield store

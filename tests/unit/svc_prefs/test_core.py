@@ -7,87 +7,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heliograph.prefs.v1 import prefs_service_pb2 as pb
-from heliograph.type.v1 import notification_pb2, plan_pb2
-from mesh.errors import Aborted, Failure, InvalidArgument, PermissionDenied, StartError
+from heliograph.type.v1 import plan_pb2
+from mesh.errors import Aborted, Failure, InvalidArgument, PermissionDenied
 from svc_prefs import core
-from svc_prefs.ports import Stored
-
-REGISTRY = core.parse_registry(
-    """
-    [categories.billing]
-    [categories.newsletter]
-    enabled = false
-    [categories.quiet]
-    channels = ["inbox"]
-    """,
-    "test",
+from svc_prefs.ports import Changes, Stored
+from tests.support.wishes import (
+    INBOX,
+    LIVE,
+    NOW_US,
+    REGISTRY,
+    changed,
+    choice,
+    choices_of,
+    decision,
+    mute,
+    resolve,
+    shown,
+    switched_on,
+    update,
 )
-INBOX, LIVE = notification_pb2.CHANNEL_INBOX, notification_pb2.CHANNEL_LIVE
-
-
-def update(*choices: pb.CategoryPreference, paths: tuple[str, ...] = (), etag: str = "") -> pb.UpdatePreferencesRequest:
-    """An update of some choices."""
-    request = pb.UpdatePreferencesRequest(preferences=pb.Preferences(categories=choices, etag=etag))
-    request.update_mask.paths.extend(paths)
-    return request
-
-
-def choice(category: str, enabled: bool = True, *disabled: notification_pb2.Channel.ValueType) -> pb.CategoryPreference:
-    """One choice."""
-    return pb.CategoryPreference(category=category, enabled=enabled, disabled_channels=disabled)
-
-
-def changed(request: pb.UpdatePreferencesRequest, stored: Stored | None = None) -> Stored:
-    """Alice's preferences after an update."""
-    return core.change(REGISTRY, request, "acme", "alice", stored)
-
-
-def resolve(category: str, *recipient_ids: str, **stored: Stored) -> pb.ItemResolution:
-    """The decision for some recipients."""
-    return core.resolve(REGISTRY, pb.ResolveItem(category=category, recipient_ids=recipient_ids), stored)
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("[categories", "test: "),
-        ("[categories]", "has no category"),
-        ("[categories.a]\nchannels = ['live']", "categories.a.channels must start with inbox"),
-        ("[categories.a]\nchannels = ['inbox', 'inbox']", "categories.a.channels"),
-        ("[categories.a]\nchannels = ['pigeon']", "pigeon"),
-        ("[categories.a]\nenabled = 'yes'", "enabled"),
-        ("", "categories"),
-    ],
-)
-def test_a_broken_registry_stops_the_start_with_one_line(text: str, part: str) -> None:
-    """The line names the file, and the key or what is wrong."""
-    with pytest.raises(StartError, match="categories file test") as caught:
-        core.parse_registry(text, "test")
-    assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_one_who_never_chose_sees_the_defaults_of_every_category() -> None:
     """Defaults are shown in registry order, with the etag of nothing."""
-    shown = core.show(REGISTRY, "alice", None)
-    assert [(one.category, one.enabled) for one in shown.categories] == [
+    assert list(switched_on(None).items()) == [
         ("billing", True),
         ("newsletter", False),
         ("quiet", True),
+        ("security", True),
+        ("alarm", True),
     ]
-    assert (shown.recipient_id, shown.etag) == ("alice", "0")
+    assert (shown(None).recipient_id, shown(None).etag, len(shown(None).mutes)) == ("alice", "0", 0)
 
 
 def test_an_update_without_a_mask_sets_what_it_names() -> None:
     """Other choices stay."""
     first = changed(update(choice("billing", False)))
     second = changed(update(choice("newsletter")), first)
-    shown = core.show(REGISTRY, "alice", second)
-    assert [(one.category, one.enabled) for one in shown.categories] == [
-        ("billing", False),
-        ("newsletter", True),
-        ("quiet", True),
-    ]
+    assert switched_on(second) == {"billing": False, "newsletter": True, "quiet": True, "security": True, "alarm": True}
     assert (first.version, second.version) == (1, 2)
 
 
@@ -95,7 +52,7 @@ def test_a_masked_category_that_is_not_given_goes_back_to_its_default() -> None:
     """So an app can take a choice back."""
     first = changed(update(choice("billing", False), choice("newsletter")))
     second = changed(update(paths=("categories.billing",)), first)
-    assert set(core.chosen(second)) == {"newsletter"}
+    assert choices_of(second) == {"newsletter"}
 
 
 @pytest.mark.parametrize("path", ["*", "categories"])
@@ -103,13 +60,13 @@ def test_the_whole_mask_replaces_all_choices(path: str) -> None:
     """What is not given is a default again."""
     first = changed(update(choice("billing", False)))
     second = changed(update(choice("newsletter"), paths=(path,)), first)
-    assert set(core.chosen(second)) == {"newsletter"}
+    assert choices_of(second) == {"newsletter"}
 
 
 def test_a_mask_limits_an_update_to_what_it_names() -> None:
     """A given choice outside the mask is not written."""
     after = changed(update(choice("billing", False), choice("newsletter"), paths=("categories.newsletter",)))
-    assert set(core.chosen(after)) == {"newsletter"}
+    assert choices_of(after) == {"newsletter"}
 
 
 @pytest.mark.parametrize("path", ["quiet_hours", "categories.unknown", "etag", "categories.", ""])
@@ -187,10 +144,84 @@ def test_a_decision_follows_the_last_choice(choices: list[tuple[str, bool, bool]
         last[category] = (enabled, live)
     for category, rule in REGISTRY.items():
         enabled, live = last.get(category, (rule.enabled, True))
-        answer = resolve(category, "alice", **({"alice": stored} if stored else {}))
-        decision = answer.groups[0].resolution if answer.groups else answer.default_resolution
         expected = [INBOX, LIVE] if live and "live" in rule.channels else [INBOX]
-        assert list(decision.channels) == (expected if enabled else [])
+        assert list(decision(category, stored).channels) == (expected if enabled else [])
+
+
+# ---------------------------------------------------------------- mandatory categories
+
+
+def test_a_mandatory_category_cannot_be_switched_off() -> None:
+    """The refusal names the category, and nothing of the update is written."""
+    with pytest.raises(InvalidArgument) as caught:
+        changed(update(choice("billing", False), choice("security", False)))
+    (violation,) = caught.value.violations
+    assert (caught.value.reason, violation.field) == ("FIELD_INVALID", "preferences.categories[1].enabled")
+    assert "'security' is mandatory" in violation.description
+
+
+def test_channels_of_a_mandatory_category_can_be_switched_off_unless_they_are_fixed() -> None:
+    """Beside the inbox the registry says which ones a recipient cannot refuse."""
+    quiet = changed(update(choice("security", True, LIVE)))
+    assert list(decision("security", quiet).channels) == [INBOX]
+    with pytest.raises(InvalidArgument) as caught:
+        changed(update(choice("alarm", True, LIVE)))
+    assert [violation.field for violation in caught.value.violations] == ["preferences.categories[0].disabled_channels"]
+    assert "'alarm' is mandatory on live" in caught.value.violations[0].description
+
+
+def test_a_category_that_becomes_mandatory_reaches_those_who_had_switched_it_off() -> None:
+    """Decision and what is shown follow the registry of today, and what is shown can be sent back."""
+    off = changed(update(choice("billing", False, LIVE), muted=[mute("billing")]))
+    today = {**REGISTRY, "billing": REGISTRY["alarm"]}
+    item = pb.ResolveItem(category="billing", recipient_ids=["alice"])
+    assert not core.resolve(today, item, {"alice": core.wishes_of(off)}, NOW_US).groups
+    seen = core.show(today, "alice", off, NOW_US)
+    assert seen.categories[0] == choice("billing")
+    assert not seen.mutes
+    request = pb.UpdatePreferencesRequest(preferences=seen)
+    request.update_mask.paths.append("*")
+    assert core.show(today, "alice", core.change(today, request, "acme", "alice", off, NOW_US), NOW_US).categories
+
+
+def test_a_refusal_names_so_many_violations_and_repeats_no_long_text() -> None:
+    """A refusal travels in trailers, which are small."""
+    with pytest.raises(InvalidArgument) as caught:
+        changed(update(*(choice("x" * 5_000) for _ in range(100))))
+    assert len(caught.value.violations) == 20
+    assert len(caught.value.message) < 4_000
+    with pytest.raises(InvalidArgument) as caught:
+        changed(update(paths=("y" * 5_000,)))
+    assert len(caught.value.message) < 300
+
+
+def test_a_decision_that_is_the_default_names_nobody_whatever_the_version() -> None:
+    """Recipients with a choice that changes nothing cost an answer nothing."""
+    stored = changed(update(choice("billing"), muted=[mute(topic_id="builds")]))
+    assert not resolve("billing", "alice", alice=stored).groups
+
+
+# ---------------------------------------------------------------- changes of wishes
+
+
+def test_changes_are_answered_as_keys() -> None:
+    """Tenant and recipient are one escaped text."""
+    changes = Changes([("acme", "alice"), ("acme", "a/b")], 7, more=True)
+    assert core.list_changes(changes) == pb.ListWishChangesResponse(
+        recipient_keys=["acme/alice", "acme/a%2Fb"], change_number=7, more=True
+    )
+
+
+def test_a_page_of_changes_has_a_size() -> None:
+    """None is the default, more is cut down, negative numbers are refused."""
+    sizes = [core.change_page(pb.ListWishChangesRequest(page_size=size)) for size in (0, 1, 1_000, 5_000)]
+    assert sizes == [1_000, 1, 1_000, 1_000]
+    with pytest.raises(InvalidArgument) as caught:
+        core.change_page(pb.ListWishChangesRequest(change_number=-1, page_size=-1))
+    assert [violation.field for violation in caught.value.violations] == ["change_number", "page_size"]
+
+
+# ---------------------------------------------------------------- batches and callers
 
 
 @pytest.mark.parametrize(
@@ -201,10 +232,13 @@ def test_a_decision_follows_the_last_choice(choices: list[tuple[str, bool, bool]
         pb.BatchResolveRequest(tenant_id="acme", items=[pb.ResolveItem(category="billing")]),
         pb.BatchResolveRequest(tenant_id="acme", items=[pb.ResolveItem(category="b", recipient_ids=["a"])] * 51),
         pb.BatchResolveRequest(tenant_id="acme", items=[pb.ResolveItem(category="b", recipient_ids=["a"] * 10_001)]),
+        pb.BatchResolveRequest(
+            tenant_id="acme", items=[pb.ResolveItem(category="b", recipient_ids=["a"], topic_id="two words")]
+        ),
     ],
 )
 def test_a_batch_has_limits(request_: pb.BatchResolveRequest) -> None:
-    """No tenant, no item, no recipient, too many of either: refused."""
+    """No tenant, no item, no recipient, too many of either, a malformed topic: refused."""
     with pytest.raises(InvalidArgument):
         core.check_batch(request_)
 
@@ -219,12 +253,15 @@ def test_a_recipient_acts_for_itself_only() -> None:
             core.acting_for(role="recipient", caller=caller, recipient_id=recipient_id, tenant_id=tenant_id)
 
 
-def test_an_operator_says_whom_it_means() -> None:
-    """Tenant and recipient are both needed."""
-    asked = core.acting_for(role="operator", caller=("", "ada"), recipient_id="bob", tenant_id="acme")
+@pytest.mark.parametrize("role", ["operator", "gateway"])
+def test_who_acts_for_others_says_for_whom(role: str) -> None:
+    """Operators and gateways give tenant and recipient."""
+    asked = core.acting_for(role=role, caller=("", "ada"), recipient_id="bob", tenant_id="acme")
     assert asked == ("acme", "bob")
     with pytest.raises(Failure, match="tenant_id"):
-        core.acting_for(role="operator", caller=("", "ada"), recipient_id="bob", tenant_id="")
+        core.acting_for(role=role, caller=("", "ada"), recipient_id="bob", tenant_id="")
+    with pytest.raises(Failure, match="recipient_id"):
+        core.acting_for(role=role, caller=("", "ada"), recipient_id="", tenant_id="acme")
 
 
 def test_rows_that_nobody_asked_for_are_dropped() -> None:
