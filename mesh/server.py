@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -85,22 +85,33 @@ class Server:
         self._stopping = asyncio.Event()
         self._announcements: set[asyncio.Task[None]] = set()
 
-    def add(self, add_function: Callable[[S, grpc.aio.Server], None], servicer: S, service: ServiceDescriptor) -> None:
+    def add(
+        self,
+        add_function: Callable[[S, grpc.aio.Server], None],
+        servicer: S,
+        service: ServiceDescriptor,
+        *,
+        raw: Collection[str] = (),
+    ) -> None:
         """Registers a servicer; before `start` only.
 
         Args:
             add_function: the generated `add_XServicer_to_server`.
             servicer: what serves it; streams in coroutine style.
             service: the service's descriptor; its name is offered to health and reflection.
+            raw: streams, by name, whose servicer reads and writes serialised messages: what goes to many is serialised
+                once, and what cannot be read is the servicer's to judge.
 
         Raises:
             TypeError: a method is a generator or a plain function.
             ValueError: the servicer was registered under another name or lacks a method.
         """
-        methods = _methods(add_function, servicer).get(service.full_name, {})
+        methods = dict(_methods(add_function, servicer).get(service.full_name, {}))
         missing = [method.name for method in service.methods if method.name not in methods]
         if missing or not methods:
             raise ValueError(f"{service.full_name}: not registered: {', '.join(missing) or 'any method'}")
+        for name in raw:
+            methods[name] = _without_codec(methods[name])
         self._register(service.full_name, methods)
         self._services.append(service.full_name)
 
@@ -214,6 +225,10 @@ def _methods(add_function: Callable[[S, grpc.aio.Server], None], servicer: S) ->
     # Generated registration functions call two methods of a server, and the registrar has both.
     add_function(servicer, cast(grpc.aio.Server, registrar))
     return registrar.methods
+
+
+def _without_codec(method: Any) -> Any:
+    return grpc.stream_stream_rpc_method_handler(method.stream_stream, None, None)
 
 
 def _coroutine_style(generator: Callable[[Any, Any], AsyncIterator[Any]]) -> Callable[[Any, Any], Any]:

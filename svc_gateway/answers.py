@@ -26,6 +26,7 @@ from heliograph.gateway.v1.client_frames_pb2 import (
 from heliograph.type.v1.notification_pb2 import Mark, NotificationRef, NotificationState, Unread
 from heliograph.type.v1.refusal_pb2 import Refusal
 from mesh.errors import (
+    DeadlineExceeded,
     Failure,
     InvalidArgument,
     PermissionDenied,
@@ -82,6 +83,27 @@ def too_many_marks() -> ResourceExhausted:
     )
 
 
+def too_many_topics() -> ResourceExhausted:
+    """There is no room for changes of topics that wait to be stored."""
+    return ResourceExhausted(
+        "too many changes of topics are not stored yet; send this one again",
+        reason="OVERLOADED",
+        retry_delay=_RETRY_DELAY,
+    )
+
+
+def topics_unchanged(failure: Failure) -> Failure:
+    """Returns what a client is told of a change of topics that failed: where repeating helps, after a delay."""
+    if not failure.retriable and not isinstance(failure, DeadlineExceeded):
+        return failure
+    return Unavailable(
+        "topics cannot be changed now; send the frame again",
+        reason=failure.reason or "PEER_UNAVAILABLE",
+        metadata=failure.metadata,
+        retry_delay=failure.retry_delay or _RETRY_DELAY,
+    )
+
+
 def too_many_sessions(count: int, delay: float) -> ResourceExhausted:
     """The node is full."""
     return ResourceExhausted(
@@ -102,6 +124,7 @@ _CLOSE_CODES = {
     "TOKEN_INVALID": CloseCode.TOKEN_INVALID,
     "OVERLOADED": CloseCode.OVERLOADED,
     "DRAINING": CloseCode.DRAINING,
+    "CALLER_NOT_ALLOWED": CloseCode.TOKEN_INVALID,
 }
 
 
@@ -148,7 +171,7 @@ def go_away(reason: str, delay: float) -> ConnectResponse:
 
 
 def confirmed(frame_number: int) -> ConnectResponse:
-    """Confirms mark frames."""
+    """Confirms frames."""
     return ConnectResponse(confirmed=Confirmed(frame_number=frame_number))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from svc_gateway import handshake, wire
 from svc_gateway.handshake import PROTO_SUBPROTOCOL
+from svc_gateway.host import Form
 
 if TYPE_CHECKING:
     from svc_gateway.websocket import Listener
@@ -25,7 +26,7 @@ class Connection(asyncio.Protocol):
     Attributes:
         session: whatever the host keeps with it.
         subprotocol: the chosen one.
-        binary: the subprotocol is the one of serialised messages.
+        form: in which form frames are written, by the subprotocol.
         peer: the client's address, for logs; behind a proxy what the last one saw.
     """
 
@@ -39,11 +40,14 @@ class Connection(asyncio.Protocol):
         "_paused",
         "_state",
         "_transport",
-        "binary",
+        "form",
         "peer",
         "session",
         "subprotocol",
     )
+
+    # Only hello says who is there.
+    recipient_key = ""
 
     _transport: asyncio.Transport
 
@@ -59,7 +63,7 @@ class Connection(asyncio.Protocol):
         self._control_count = 0
         self.session: object | None = None
         self.subprotocol = ""
-        self.binary = False
+        self.form = Form.TEXT
         self.peer = ""
 
     # ------------------------------------------------------------ what the host calls
@@ -69,8 +73,11 @@ class Connection(asyncio.Protocol):
         if self._state == _OPEN:
             self._transport.write(frame)
 
-    def close(self, code: int, reason: str) -> None:
-        """Starts the closing handshake; repeating it changes nothing. `closed` follows when the peer has answered."""
+    def close(self, code: int, reason: str, delay: float = 0.0) -> None:
+        """Starts the closing handshake; repeating it changes nothing. `closed` follows when the peer has answered.
+
+        A closing frame has no room for the delay: "go away" has named it.
+        """
         if self._state == _OPEN:
             self._state = _CLOSING
             self._code = code
@@ -151,7 +158,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(answer.response)
         self._state = _OPEN
         self.subprotocol = answer.subprotocol
-        self.binary = answer.subprotocol == PROTO_SUBPROTOCOL
+        self.form = Form.BINARY if answer.subprotocol == PROTO_SUBPROTOCOL else Form.TEXT
         self.peer = self._listener.peer(self._transport, answer.forwarded)
         self._listener.host.opened(self)
         return bytes(head[end + len(_HEAD_END) :])

@@ -75,6 +75,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     given_count: int = 500
     allowed_count: int = 1_000
     pending_count: int = 256
+    # Frames about topics that are not durable yet.
+    topics_count: int = 4
     refused_count: int = 20
     replay_page: int = 50
     retry_base: float = 1.0
@@ -174,13 +176,34 @@ class Store(msgspec.Struct, frozen=True, gc=False):
     source: str
 
 
+class ChangeTopics(msgspec.Struct, frozen=True, gc=False):
+    """Have subscriptions begun or ended, in the order of these decisions, and then call `topics_changed`.
+
+    Attributes:
+        topic_ids: which.
+        begin: subscribe; else unsubscribe.
+        frame_number: the client's frame they came in.
+    """
+
+    topic_ids: Sequence[str]
+    begin: bool
+    frame_number: int
+
+
 class Close(msgspec.Struct, frozen=True, gc=False):
-    """End the session; nothing is written after it."""
+    """End the session; nothing is written after it.
+
+    Attributes:
+        code: why.
+        reason: name of an ErrorReason.
+        delay: seconds that the client was told to wait before it connects again.
+    """
 
     code: CloseCode
     reason: str
+    delay: float = 0.0
 
 
-Decision: TypeAlias = Send | SendEntry | SendHeld | SendPing | Register | Replay | Round | Store | Close
+Decision: TypeAlias = Send | SendEntry | SendHeld | SendPing | Register | Replay | Round | Store | ChangeTopics | Close
 Decisions: TypeAlias = Sequence[Decision]
 Verify: TypeAlias = Callable[[str], Identity]

@@ -23,10 +23,13 @@ from heliograph.gateway.v1.client_frames_pb2 import (
     Ping,
     Pong,
     Reauthenticate,
+    Subscribe,
+    Unsubscribe,
 )
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationRef
 from mesh.errors import DataLoss, InvalidArgument
 from svc_gateway import wire
+from svc_gateway.host import Form
 
 _KINDS = tuple(field.name for field in ConnectRequest.DESCRIPTOR.oneofs_by_name["frame"].fields)
 _MARK_KINDS = dict(MarkKind.items())
@@ -39,7 +42,7 @@ _DEPTH = 10
 
 
 class Encoded:
-    """One server frame in both forms, each made on first use and then shared by every session that gets it."""
+    """One server frame in every form, each made on first use and then shared by every session that gets it."""
 
     __slots__ = ("_binary", "_payload", "_response", "_text")
 
@@ -65,18 +68,30 @@ class Encoded:
     def binary(self) -> bytes:
         """The WebSocket binary frame: the serialised message."""
         if self._binary is None:
-            self._binary = wire.frame(wire.BINARY, self._serialised())
+            self._binary = wire.frame(wire.BINARY, self.message)
         return self._binary
 
-    def _serialised(self) -> bytes:
+    @property
+    def message(self) -> bytes:
+        """The serialised message, as gRPC carries it."""
         if self._payload is None:
             assert self._response is not None
             self._payload = self._response.SerializeToString()
         return self._payload
 
+    def in_form(self, form: Form) -> bytes:
+        """Returns the frame as a connection of this form writes it.
+
+        Raises:
+            DataLoss: as `text`.
+        """
+        if form is Form.BINARY:
+            return self.binary
+        return self.message if form is Form.MESSAGE else self.text
+
     def _json(self) -> bytes:
         try:
-            response = self._response or ConnectResponse.FromString(self._serialised())
+            response = self._response or ConnectResponse.FromString(self.message)
             return msgspec.json.encode(json_format.MessageToDict(response))
         except (DecodeError, json_format.Error, ValueError) as error:
             raise DataLoss(f"a frame that has no JSON form: {error}", reason="RECORD_UNDECODABLE") from error
@@ -183,12 +198,18 @@ class _Empty(_Simple):
     pass
 
 
+class _Topics(_Simple):
+    topic_ids: list[str] | None = None
+
+
 class _Frame(_Simple):
     hello: _Hello | None = None
     mark: _Mark | None = None
     reauthenticate: _Reauthenticate | None = None
     ping: _Empty | None = None
     pong: _Empty | None = None
+    subscribe: _Topics | None = None
+    unsubscribe: _Topics | None = None
     frame_number: _Int32 | None = None
 
 
@@ -217,7 +238,15 @@ def _decode_simple(payload: bytes | bytearray) -> ConnectRequest | None:
 
 def _fill_rare(request: ConnectRequest, frame: _Frame) -> None:
     """Sets the kinds other than a mark; a second kind is not simple."""
-    kinds = (frame.hello, frame.mark, frame.reauthenticate, frame.ping, frame.pong)
+    kinds = (
+        frame.hello,
+        frame.mark,
+        frame.reauthenticate,
+        frame.ping,
+        frame.pong,
+        frame.subscribe,
+        frame.unsubscribe,
+    )
     if sum(kind is not None for kind in kinds) > 1:
         raise _NotSimpleError
     if frame.hello is not None:
@@ -228,6 +257,10 @@ def _fill_rare(request: ConnectRequest, frame: _Frame) -> None:
         request.ping.CopyFrom(Ping())
     elif frame.pong is not None:
         request.pong.CopyFrom(Pong())
+    elif frame.subscribe is not None:
+        request.subscribe.CopyFrom(Subscribe(topic_ids=frame.subscribe.topic_ids or ()))
+    elif frame.unsubscribe is not None:
+        request.unsubscribe.CopyFrom(Unsubscribe(topic_ids=frame.unsubscribe.topic_ids or ()))
 
 
 def _mark(mark: _Mark) -> ClientMark:

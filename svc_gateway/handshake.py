@@ -97,8 +97,13 @@ def answer(head: bytes, options: Options) -> Answer:
         response=response.serialize(),
         accepted=True,
         subprotocol=protocol.subprotocol or "",
-        forwarded=forwarded[-1].rpartition(",")[2].strip()[:_PEER_CHARACTERS] if forwarded else "",
+        forwarded=last_hop(forwarded[-1]) if forwarded else "",
     )
+
+
+def last_hop(forwarded: str) -> str:
+    """Returns the last address of an X-Forwarded-For header: what the nearest proxy saw."""
+    return forwarded.rpartition(",")[2].strip()[:_PEER_CHARACTERS]
 
 
 def refusal(status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> Answer:

@@ -1,4 +1,4 @@
-"""What a hello and a mark may say, and the text of a cursor. Pure.
+"""What a hello, a mark and a change of topics may say, and the text of a cursor. Pure.
 
 Must not know sessions. Step 10 of one notification (`architecture.md` §3).
 """
@@ -6,7 +6,7 @@ Must not know sessions. Step 10 of one notification (`architecture.md` §3).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -15,6 +15,7 @@ from heliograph.type.v1.notification_pb2 import MARK_KIND_UNSPECIFIED, Cursor, M
 from mesh.errors import InvalidArgument, Violation
 
 _DEVICE = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_TOPIC = re.compile(r"[A-Za-z0-9._@:+=/-]{1,128}")
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _CURSOR = re.compile(r"([0-9]{1,18})\.([\x21-\x7e]{1,128})")
 _KINDS = frozenset(MarkKind.values()) - {MARK_KIND_UNSPECIFIED}
@@ -24,6 +25,7 @@ _NANOS_A_MICRO = 1_000
 LARGEST_REFS = 500
 LARGEST_MARKS = 100
 LONGEST_CLIENT_NAME = 100
+LARGEST_TOPICS = 100
 
 
 def invalid_frame(violations: list[Violation]) -> InvalidArgument:
@@ -53,6 +55,25 @@ def check_hello(hello: Hello) -> None:
 def check_mark(mark: ClientMark) -> None:
     """Checks a mark's kind and ids; raises InvalidArgument naming each violation."""
     violations = _check_mark(mark, "mark")
+    if violations:
+        raise invalid_frame(violations)
+
+
+def check_topics(topic_ids: Sequence[str], field: str) -> None:
+    """Checks the topics of a frame; raises InvalidArgument naming each violation.
+
+    Args:
+        topic_ids: what the client wrote.
+        field: which frame, for the text.
+    """
+    violations = []
+    if not 1 <= len(topic_ids) <= LARGEST_TOPICS:
+        violations.append(Violation(f"{field}.topic_ids", f"must be 1 to {LARGEST_TOPICS}, not {len(topic_ids)}"))
+    for index, topic_id in enumerate(topic_ids[:LARGEST_TOPICS]):
+        if not _TOPIC.fullmatch(topic_id):
+            rule = "must be 1 to 128 characters out of A-Z a-z 0-9 . _ - @ : + = /"
+            violations.append(Violation(f"{field}.topic_ids[{index}]", rule))
+            break
     if violations:
         raise invalid_frame(violations)
 

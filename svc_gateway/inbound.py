@@ -1,4 +1,4 @@
-"""What a client's frame does to its session: hello, marks, a fresh token, pings. Pure: time is an argument.
+"""What a client's frame does to its session: hello, marks, topics, a fresh token, pings. Pure: time is an argument.
 
 A frame that breaks a rule is refused and the session goes on; before hello it ends the session. Must not write or store
 anything: it answers with decisions. Steps 7 and 10 of one notification (`architecture.md` §3).
@@ -13,6 +13,7 @@ from mesh.errors import Failure, InvalidArgument
 from svc_gateway import answers
 from svc_gateway.decisions import (
     Admission,
+    ChangeTopics,
     CloseCode,
     Decision,
     Decisions,
@@ -24,7 +25,7 @@ from svc_gateway.decisions import (
     Store,
 )
 from svc_gateway.given import GivenIds
-from svc_gateway.hello import check_hello, check_mark, read_cursor
+from svc_gateway.hello import check_hello, check_mark, check_topics, read_cursor
 from svc_gateway.session import Session
 
 _NOTHING: Decisions = ()
@@ -48,6 +49,10 @@ def receive(session: Session, frame: ConnectRequest, now: float, desk: Desk) -> 
     try:
         if kind == "mark":
             return (_take_mark(session, frame.mark, frame.frame_number),)
+        if kind == "subscribe":
+            return (_take_topics(session, frame.subscribe.topic_ids, frame.frame_number, begin=True),)
+        if kind == "unsubscribe":
+            return (_take_topics(session, frame.unsubscribe.topic_ids, frame.frame_number, begin=False),)
         if kind == "ping":
             return (Send(answers.pong()),)
         if kind == "reauthenticate":
@@ -75,10 +80,15 @@ def _take_hello(session: Session, hello: Hello, now: float, desk: Desk) -> Decis
     try:
         check_hello(hello)
         identity = desk.verify(hello.token)
+        if session.recipient_key not in ("", identity.recipient_key):
+            raise answers.other_recipient()
         admission = desk.admit()
     except Failure as failure:
         farewell = answers.turned_away(failure) or answers.refused(_HELLO_NUMBER, failure)
-        return (Send(farewell), *session.close(answers.close_code(failure), failure.reason))
+        return (
+            Send(farewell),
+            *session.close(answers.close_code(failure), failure.reason, failure.retry_delay or 0.0),
+        )
     _begin(session, identity, admission, now)
     session.device_id = hello.device_id
     decisions: list[Decision] = [
@@ -141,11 +151,25 @@ def _take_mark(session: Session, mark: ClientMark, frame_number: int) -> Store:
 
 
 def _store(session: Session, marks: Sequence[ClientMark], frame_number: int, source: str) -> Store:
+    _expect(session, frame_number, len(marks))
+    return Store([answers.mark(session.recipient_key, session.device_id, mark) for mark in marks], frame_number, source)
+
+
+def _expect(session: Session, frame_number: int, count: int) -> None:
+    """Notes that a frame is confirmed once so much of it is durable."""
     if session.pending is None:
         session.pending = {}
-    session.pending[frame_number] = len(marks)
-    session.last_mark = frame_number
-    return Store([answers.mark(session.recipient_key, session.device_id, mark) for mark in marks], frame_number, source)
+    session.pending[frame_number] = count
+    session.last_kept = frame_number
+
+
+def _take_topics(session: Session, topic_ids: Sequence[str], frame_number: int, *, begin: bool) -> ChangeTopics:
+    check_topics(topic_ids, "subscribe" if begin else "unsubscribe")
+    if session.topics_pending >= session.limits.topics_count:
+        raise answers.too_many_topics()
+    session.topics_pending += 1
+    _expect(session, frame_number, 1)
+    return ChangeTopics(list(topic_ids), begin, frame_number)
 
 
 def _extend(session: Session, token: str, now: float, desk: Desk) -> None:
@@ -155,11 +179,11 @@ def _extend(session: Session, token: str, now: float, desk: Desk) -> None:
     session.token_due = now + identity.seconds_left
 
 
-# ---------------------------------------------------------------- marks become durable
+# ---------------------------------------------------------------- frames become durable
 
 
 def stored(session: Session, frame_number: int) -> None:
-    """Notes that one mark of a frame is durable; `confirmation` tells the client."""
+    """Notes that one mark, or the topics, of a frame are durable; `confirmation` tells the client."""
     pending = session.pending
     if pending is None or frame_number not in pending:
         return
@@ -171,17 +195,40 @@ def stored(session: Session, frame_number: int) -> None:
 
 def unstored(session: Session, frame_number: int) -> Decisions:
     """Takes back a frame whose marks could not be kept: the client sends them again in another one."""
-    if session.pending is not None:
-        session.pending.pop(frame_number, None)
-        session.pending = session.pending or None
+    _drop(session, frame_number)
     if session.state is State.CLOSING:
         return _NOTHING
     return (Send(answers.refused(frame_number, answers.too_many_marks())),)
 
 
+def topics_changed(session: Session, frame_number: int, failure: Failure | None) -> Decisions:
+    """Takes what became of a change of topics; `confirmation` tells the client of those that are durable.
+
+    Args:
+        session: whose.
+        frame_number: the client's frame.
+        failure: why it is not durable; None: it is.
+    """
+    session.topics_pending -= 1
+    if failure is None:
+        stored(session, frame_number)
+        return _NOTHING
+    _drop(session, frame_number)
+    if isinstance(failure, InvalidArgument):
+        return refuse(session, frame_number, failure)
+    # The client is not to blame: however often this happens, it is not closed for it.
+    return () if session.state is State.CLOSING else (Send(answers.refused(frame_number, failure)),)
+
+
+def _drop(session: Session, frame_number: int) -> None:
+    if session.pending is not None:
+        session.pending.pop(frame_number, None)
+        session.pending = session.pending or None
+
+
 def confirmation(session: Session) -> Decisions:
     """Returns what is to be confirmed: one number for all frames up to it."""
-    number = min(session.pending) - 1 if session.pending else session.last_mark
+    number = min(session.pending) - 1 if session.pending else session.last_kept
     # While the socket is full nothing is written; the number is sent when it drains.
     if number <= session.confirmed or session.full or session.state is State.CLOSING:
         return _NOTHING

@@ -1,4 +1,4 @@
-"""Wires svc_gateway: settings → desk and sessions → presence and inbox → links → WebSocket listener → app."""
+"""Wires svc_gateway: settings → desk and sessions → presence, inbox, topics → links, streams, WebSockets → app."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import random
 import resource
 
 from heliograph.access.v1 import access_pb2
-from heliograph.gateway.v1 import gateway_service_pb2, gateway_service_pb2_grpc
+from heliograph.gateway.v1 import (
+    client_service_pb2,
+    client_service_pb2_grpc,
+    gateway_service_pb2,
+    gateway_service_pb2_grpc,
+)
 from mesh.access import read_access
 from mesh.app import App, run
 from mesh.channel import Channels
@@ -14,37 +19,43 @@ from mesh.server import Server
 from mesh.telemetry import path_tracer
 from mesh.tokens import TokenVerifier
 from svc_gateway.auth import FrontDesk
-from svc_gateway.connection import Connection
+from svc_gateway.connect import ClientStreams, StreamOptions
 from svc_gateway.decisions import Limits
 from svc_gateway.drain import Drain
+from svc_gateway.host import ClientConnection
 from svc_gateway.lease import NodeLease
 from svc_gateway.link import GatewayLinks, Window
 from svc_gateway.marks import MarkLedger
 from svc_gateway.metrics import Metrics
-from svc_gateway.peers import InboxPeer, PresencePeer
+from svc_gateway.peers import InboxPeer, PresencePeer, TopicsPeer
 from svc_gateway.queues import PresenceQueue, SessionQueue
 from svc_gateway.service import Gateway
 from svc_gateway.sessions import Sessions
 from svc_gateway.settings import GatewaySettings
+from svc_gateway.topics import TopicQueue, TopicWorker
 from svc_gateway.websocket import Listener, Options
 from svc_gateway.worker import InboxWorker, PresenceWorker, run_clock
 
 # Files that are no sessions: links, calls, logs, the listener.
 _OTHER_FILES = 256
+# Streams beyond the sessions: before hello, superseded, and such that do not read their end.
+_OTHER_STREAMS = 256
 
 
 def wire(app: App, settings: GatewaySettings) -> Listener:
     """Builds the process, nothing of which runs yet; returns where its WebSockets come in."""
     clock, metrics = app.clock, Metrics(app.telemetry)
     trace = path_tracer() if settings.trace_log else None
-    sessions = Sessions()
+    sessions, topics = Sessions(), TopicQueue(settings.topic_queue_limit)
+    tokens = TokenVerifier(settings.tokens, clock=clock)
+    session_limit = _session_limit(app, settings.session_limit)
     desk = FrontDesk(
-        tokens=TokenVerifier(settings.tokens, clock=clock),
+        tokens=tokens,
         sessions=sessions,
         clock=clock,
         random=random.random,
         node_id=settings.node_id,
-        session_limit=_session_limit(app, settings.session_limit),
+        session_limit=session_limit,
         session_age=settings.session_age,
         retry_delay=settings.drain_grace,
     )
@@ -56,10 +67,11 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
             behind_timeout=settings.behind_limit,
         ),
         sessions=sessions,
-        marks=MarkLedger[Connection](limit=settings.mark_limit, now=clock.monotonic()),
+        marks=MarkLedger[ClientConnection](limit=settings.mark_limit, now=clock.monotonic()),
         presence=PresenceQueue(settings.node_id),
         replays=SessionQueue(),
         rounds=SessionQueue(),
+        topics=topics,
         clock=clock,
         random=random.random,
         metrics=metrics,
@@ -75,7 +87,14 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
         clock=clock,
         trace=trace,
     )
-    server = _serve_links(app, settings, links)
+    streams = ClientStreams(
+        host=gateway,
+        options=StreamOptions(stream_limit=session_limit + _OTHER_STREAMS, retry_delay=settings.drain_grace),
+        node_id=settings.node_id,
+        draining=lambda: desk.draining,
+        counted=metrics.streams.set,
+    )
+    server = _serve(app, settings, tokens, links, streams)
     channels = Channels(
         service=settings.service,
         process=settings.process,
@@ -110,6 +129,11 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
     app.supervise("marks", inbox.store_for_ever)
     for number in range(settings.replay_limit):
         app.supervise(f"replays-{number}", inbox.replay_for_ever)
+    changes = TopicWorker(
+        gateway=gateway, queue=topics, topics=TopicsPeer(channels=channels, timeout=settings.peer_timeout)
+    )
+    for number in range(settings.topic_limit):
+        app.supervise(f"topics-{number}", changes.change_for_ever)
     app.supervise("clock", lambda: run_clock(gateway, listener.sweep, clock))
     app.on_ready(server.set_serving)
     app.on_drain("sessions", drain.say_goodbye)
@@ -118,20 +142,25 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
     return listener
 
 
-def _serve_links(app: App, settings: GatewaySettings, links: GatewayLinks) -> Server:
-    descriptor = gateway_service_pb2.DESCRIPTOR.services_by_name["GatewayService"]
+def _serve(
+    app: App, settings: GatewaySettings, tokens: TokenVerifier, links: GatewayLinks, streams: ClientStreams
+) -> Server:
+    link_service = gateway_service_pb2.DESCRIPTOR.services_by_name["GatewayService"]
+    client_service = client_service_pb2.DESCRIPTOR.services_by_name["ClientService"]
     server = Server(
         name=settings.service,
         socket=settings.run_dir / f"{settings.process}.sock",
-        access=read_access([descriptor], access_pb2.callers),
+        access=read_access([link_service, client_service], access_pb2.callers),
         direct=settings.direct,
         trust_domain=settings.trust_domain,
-        tokens=None,
+        tokens=tokens,
         telemetry=app.telemetry,
         clock=app.clock,
         marker=settings.node_id,
     )
-    server.add(gateway_service_pb2_grpc.add_GatewayServiceServicer_to_server, links, descriptor)
+    server.add(gateway_service_pb2_grpc.add_GatewayServiceServicer_to_server, links, link_service)
+    # The frames of a session are serialised once for all, by whoever makes them.
+    server.add(client_service_pb2_grpc.add_ClientServiceServicer_to_server, streams, client_service, raw=("Connect",))
     return server
 
 

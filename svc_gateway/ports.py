@@ -64,3 +64,16 @@ class Inbox(Protocol):
             Failure: it is not known what is stored; repeating is harmless.
         """
         ...
+
+
+class Topics(Protocol):
+    """Where standing interests are kept."""
+
+    async def change(self, recipient_key: str, topic_ids: Sequence[str], *, begin: bool) -> None:
+        """Begins or ends a recipient's subscriptions; they are durable when it returns.
+
+        Raises:
+            InvalidArgument: a topic is malformed, or the recipient would have too many.
+            Failure: it is not known what is stored; repeating is harmless.
+        """
+        ...

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 
 from heliograph.presence.v1.presence_service_pb2 import ReportSessionsRequest, SessionEntry
-from svc_gateway.connection import Connection
+from svc_gateway.host import ClientConnection
 from svc_gateway.sessions import session_of
 
 LARGEST_REPORT = 1_000
@@ -19,7 +19,9 @@ LARGEST_REPORT = 1_000
 class Report:
     """What one call tells presence."""
 
-    def __init__(self, joined: list[Connection], asserted: list[Connection], left: list[SessionEntry]) -> None:
+    def __init__(
+        self, joined: list[ClientConnection], asserted: list[ClientConnection], left: list[SessionEntry]
+    ) -> None:
         self.joined = joined
         self.asserted = asserted
         self.left = left
@@ -35,7 +37,7 @@ class Report:
         )
 
 
-def entry_of(connection: Connection, node_id: str) -> SessionEntry:
+def entry_of(connection: ClientConnection, node_id: str) -> SessionEntry:
     """Returns a session as presence knows it."""
     session = session_of(connection)
     return SessionEntry(
@@ -51,26 +53,26 @@ class PresenceQueue:
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
-        self._joined: dict[Connection, None] = {}
-        self._asserted: dict[Connection, None] = {}
+        self._joined: dict[ClientConnection, None] = {}
+        self._asserted: dict[ClientConnection, None] = {}
         self._left: deque[SessionEntry] = deque()
         self.wake = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._joined) + len(self._asserted) + len(self._left)
 
-    def join(self, connection: Connection) -> None:
+    def join(self, connection: ClientConnection) -> None:
         """A session is new."""
         self._joined[connection] = None
         self.wake.set()
 
-    def assert_again(self, connection: Connection) -> None:
+    def assert_again(self, connection: ClientConnection) -> None:
         """A session lives on."""
         if connection not in self._joined:
             self._asserted[connection] = None
             self.wake.set()
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: ClientConnection) -> None:
         """A session has ended."""
         self._asserted.pop(connection, None)
         if connection in self._joined:
@@ -101,24 +103,24 @@ class SessionQueue:
     """Sessions that wait for their turn; those of the first kind are served before the others."""
 
     def __init__(self) -> None:
-        self._first: dict[Connection, None] = {}
-        self._later: dict[Connection, None] = {}
+        self._first: dict[ClientConnection, None] = {}
+        self._later: dict[ClientConnection, None] = {}
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._first) + len(self._later)
 
-    def add(self, connection: Connection, *, first: bool = False) -> None:
+    def add(self, connection: ClientConnection, *, first: bool = False) -> None:
         """Adds a session, once."""
         (self._first if first else self._later)[connection] = None
         self._wake.set()
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: ClientConnection) -> None:
         """Takes a session out that has ended."""
         self._first.pop(connection, None)
         self._later.pop(connection, None)
 
-    async def take(self, count: int) -> list[Connection]:
+    async def take(self, count: int) -> list[ClientConnection]:
         """Waits until there is something and returns up to so many."""
         while not self._first and not self._later:
             self._wake.clear()
@@ -127,8 +129,8 @@ class SessionQueue:
         return taken + _take(self._later, count - len(taken))
 
 
-def _take(waiting: dict[Connection, None], count: int) -> list[Connection]:
-    taken: list[Connection] = []
+def _take(waiting: dict[ClientConnection, None], count: int) -> list[ClientConnection]:
+    taken: list[ClientConnection] = []
     for connection in waiting:
         if len(taken) >= count:
             break

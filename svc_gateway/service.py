@@ -7,6 +7,7 @@ anything about a session, and must not wait. Steps 6, 7, 10 and 11 of one notifi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from heliograph.gateway.v1.gateway_service_pb2 import Change
 from heliograph.presence.v1.presence_service_pb2 import SessionEntry
@@ -15,8 +16,8 @@ from mesh.errors import DataLoss, Failure, InvalidArgument
 from mesh.telemetry import logger
 from svc_gateway import answers, frames, inbound
 from svc_gateway.auth import FrontDesk
-from svc_gateway.connection import Connection
 from svc_gateway.decisions import (
+    ChangeTopics,
     Close,
     CloseCode,
     Decisions,
@@ -32,6 +33,7 @@ from svc_gateway.decisions import (
     State,
     Store,
 )
+from svc_gateway.host import ClientConnection
 from svc_gateway.marks import MarkLedger, Waiting
 from svc_gateway.metrics import Metrics
 from svc_gateway.queues import PresenceQueue, SessionQueue
@@ -39,6 +41,20 @@ from svc_gateway.session import Session
 from svc_gateway.sessions import Backlog, Sessions, Wheel, session_of
 
 _Trace = Callable[..., None]
+
+
+class TopicChanges(Protocol):
+    """What has subscriptions begun and ended.
+
+    Attributes:
+        count: changes that wait or are being made.
+    """
+
+    count: int
+
+    def add(self, connection: ClientConnection, change: ChangeTopics) -> bool:
+        """Takes a change; `Gateway.topics_changed` follows. False when there is no room on this node."""
+        ...
 
 
 class Gateway:
@@ -50,10 +66,11 @@ class Gateway:
         desk: FrontDesk,
         limits: Limits,
         sessions: Sessions,
-        marks: MarkLedger[Connection],
+        marks: MarkLedger[ClientConnection],
         presence: PresenceQueue,
         replays: SessionQueue,
         rounds: SessionQueue,
+        topics: TopicChanges,
         clock: Clock,
         random: Callable[[], float],
         metrics: Metrics,
@@ -70,6 +87,7 @@ class Gateway:
             presence: what presence is to be told.
             replays: sessions that wait for a replay.
             rounds: sessions whose head is to be compared.
+            topics: changes of topics.
             clock: tells the time.
             random: numbers in [0, 1).
             metrics: counts.
@@ -82,6 +100,7 @@ class Gateway:
         self.presence = presence
         self.replays = replays
         self.rounds = rounds
+        self.topics = topics
         self.metrics = metrics
         self._limits = limits
         self._clock = clock
@@ -94,12 +113,14 @@ class Gateway:
 
     # ------------------------------------------------------------ what connections bring
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         """See `host.Host`."""
-        connection.session = Session(limits=self._limits, step_due=self._clock.monotonic() + self._limits.hello_timeout)
+        step_due = self._clock.monotonic() + self._limits.hello_timeout
+        known = connection.recipient_key
+        connection.session = Session(limits=self._limits, step_due=step_due, recipient_key=known)
         self._wheel.schedule(connection)
 
-    def received(self, connection: Connection, payload: bytes | bytearray, text: bool) -> None:
+    def received(self, connection: ClientConnection, payload: bytes | bytearray, text: bool) -> None:
         """See `host.Host`."""
         session = session_of(connection)
         try:
@@ -122,19 +143,19 @@ class Gateway:
             )
             self._wheel.schedule(connection)
 
-    def behind(self, connection: Connection) -> None:
+    def behind(self, connection: ClientConnection) -> None:
         """See `host.Host`; also for a session that must not be written to because too much waits altogether."""
         session_of(connection).behind(self._clock.monotonic())
         self.metrics.behind.inc()
         self._wheel.schedule(connection)
 
-    def writable(self, connection: Connection) -> None:
+    def writable(self, connection: ClientConnection) -> None:
         """See `host.Host`."""
         session = session_of(connection)
         self.run(connection, session, session.writable())
         self.run(connection, session, inbound.confirmation(session))
 
-    def closed(self, connection: Connection, code: int) -> None:
+    def closed(self, connection: ClientConnection, code: int) -> None:
         """See `host.Host`."""
         session = session_of(connection)
         if session.alive:
@@ -142,7 +163,7 @@ class Gateway:
         # It is over: whatever else comes for it finds it closed.
         session.close(CloseCode.GO_AWAY, "")
         self.metrics.count_close(code)
-        if session.recipient_key:
+        if session.connect_number:
             self._log.info(
                 "session_closed",
                 recipient_key=session.recipient_key,
@@ -153,21 +174,21 @@ class Gateway:
 
     # ------------------------------------------------------------ what the core decides
 
-    def run(self, connection: Connection, session: Session, decisions: Decisions) -> None:
+    def run(self, connection: ClientConnection, session: Session, decisions: Decisions) -> None:
         """Carries decisions out."""
         for decision in decisions:
             match decision:
                 case Store():
                     self._store(connection, session, decision)
+                case ChangeTopics():
+                    self._change_topics(connection, decision)
                 case Send():
                     self.write(connection, frames.encode(decision.response))
                 case SendEntry():
                     self.metrics.replayed.inc()
                     self.write(connection, frames.notify(decision.notification, decision.state))
                 case SendHeld():
-                    for frame in decision.frames:
-                        assert isinstance(frame, frames.Encoded)
-                        self.write(connection, frame)
+                    self._write_held(connection, decision.frames)
                 case SendPing():
                     self.write(connection, self._ping)
                 case Register():
@@ -180,10 +201,10 @@ class Gateway:
                 case Close():
                     self._end(connection, decision)
 
-    def write(self, connection: Connection, frame: frames.Encoded) -> None:
+    def write(self, connection: ClientConnection, frame: frames.Encoded) -> None:
         """Writes a frame in the connection's form; one that has no such form is counted and left out."""
         try:
-            data = frame.binary if connection.binary else frame.text
+            data = frame.in_form(connection.form)
         except DataLoss as failure:
             self.metrics.undecodable.inc()
             self._log.error("notification_undecodable", error=failure.message)
@@ -191,7 +212,16 @@ class Gateway:
         connection.write(data)
         self._backlog.note(connection, len(data))
 
-    def _store(self, connection: Connection, session: Session, store: Store) -> None:
+    def _write_held(self, connection: ClientConnection, held: Sequence[object]) -> None:
+        for frame in held:
+            assert isinstance(frame, frames.Encoded)
+            self.write(connection, frame)
+
+    def _change_topics(self, connection: ClientConnection, change: ChangeTopics) -> None:
+        if not self.topics.add(connection, change):
+            self.topics_changed(connection, change.frame_number, answers.too_many_topics())
+
+    def _store(self, connection: ClientConnection, session: Session, store: Store) -> None:
         if self._trace is not None:
             for mark in store.marks:
                 for ref in mark.refs:
@@ -201,23 +231,23 @@ class Gateway:
             self.metrics.marks_refused.inc()
             self.run(connection, session, inbound.unstored(session, store.frame_number))
 
-    def _register(self, connection: Connection) -> None:
+    def _register(self, connection: ClientConnection) -> None:
         older = self.sessions.join(connection)
         if older is not None:
             self._supersede(older)
         self.metrics.sessions.set(self.sessions.count)
         self.presence.join(connection)
 
-    def _supersede(self, connection: Connection) -> None:
+    def _supersede(self, connection: ClientConnection) -> None:
         session = session_of(connection)
         self.metrics.superseded.inc()
         self.run(connection, session, session.close(CloseCode.SUPERSEDED, "SUPERSEDED"))
 
-    def _end(self, connection: Connection, close: Close) -> None:
+    def _end(self, connection: ClientConnection, close: Close) -> None:
         self._forget(connection)
-        connection.close(close.code, close.reason)
+        connection.close(close.code, close.reason, close.delay)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: ClientConnection) -> None:
         self.replays.discard(connection)
         self.rounds.discard(connection)
         self._backlog.forget(connection)
@@ -267,9 +297,9 @@ class Gateway:
                 if session.notice(frame) is Offer.SEND:
                     self.write(connection, frame)
 
-    def stored(self, items: Sequence[Waiting[Connection]]) -> None:
+    def stored(self, items: Sequence[Waiting[ClientConnection]]) -> None:
         """Confirms marks that are durable: one frame a session."""
-        touched: dict[Connection, None] = {}
+        touched: dict[ClientConnection, None] = {}
         for item in items:
             session = session_of(item.owner)
             inbound.stored(session, item.frame_number)
@@ -281,9 +311,19 @@ class Gateway:
             session = session_of(connection)
             self.run(connection, session, inbound.confirmation(session))
 
+    # ------------------------------------------------------------ what prefs brings
+
+    def topics_changed(self, connection: ClientConnection, frame_number: int, failure: Failure | None) -> None:
+        """A change of topics is durable, or failed."""
+        session = session_of(connection)
+        (self.metrics.topics if failure is None else self.metrics.topics_refused).inc()
+        told = None if failure is None else answers.topics_unchanged(failure)
+        self.run(connection, session, inbound.topics_changed(session, frame_number, told))
+        self.run(connection, session, inbound.confirmation(session))
+
     # ------------------------------------------------------------ what presence brings
 
-    def registered(self, connections: Iterable[Connection]) -> None:
+    def registered(self, connections: Iterable[ClientConnection]) -> None:
         """Presence knows these sessions."""
         for connection in connections:
             session = session_of(connection)
@@ -300,7 +340,7 @@ class Gateway:
         for connection in self._named(entries):
             self._supersede(connection)
 
-    def _named(self, entries: Iterable[SessionEntry]) -> Iterable[Connection]:
+    def _named(self, entries: Iterable[SessionEntry]) -> Iterable[ClientConnection]:
         for entry in entries:
             connection = self.sessions.find(entry.recipient_key, entry.device_id)
             # A device that came back meanwhile has another number.
@@ -309,13 +349,13 @@ class Gateway:
 
     # ------------------------------------------------------------ what the inbox brings
 
-    def heads(self, connections: Sequence[Connection], stamps: Sequence[int]) -> None:
+    def heads(self, connections: Sequence[ClientConnection], stamps: Sequence[int]) -> None:
         """Compares heads with cursors."""
         for connection, stamp in zip(connections, stamps, strict=True):
             session = session_of(connection)
             self.run(connection, session, session.head(stamp))
 
-    def replay_failed(self, connection: Connection, failure: Failure) -> None:
+    def replay_failed(self, connection: ClientConnection, failure: Failure) -> None:
         """A replay was not answered."""
         session = session_of(connection)
         self.metrics.replays_failed.inc()
@@ -356,4 +396,4 @@ class Gateway:
         """Closes every session: the node leaves service now."""
         for connection in self.sessions:
             session = session_of(connection)
-            self.run(connection, session, session.close(CloseCode.DRAINING, "DRAINING"))
+            self.run(connection, session, session.close(CloseCode.DRAINING, "DRAINING", session.leave_delay))

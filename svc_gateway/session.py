@@ -71,16 +71,17 @@ class Session(msgspec.Struct, gc=False, eq=False):
     leave_due: float = _NEVER
     leave_code: CloseCode = CloseCode.GO_AWAY
     leave_reason: str = ""
-
+    leave_delay: float = 0.0
     joined: bool = False
     # The socket takes no more.
     full: bool = False
 
     given: GivenIds | None = None
-    last_mark: int = 0
+    last_kept: int = 0
     confirmed: int = 0
-    # Mark frames that are not durable yet: number → marks outstanding.
+    # Frames that are not durable yet: number → marks, or the one change of topics, outstanding.
     pending: dict[int, int] | None = None
+    topics_pending: int = 0
 
     cursor_epoch: str = ""
     cursor_stamp: int = 0
@@ -371,7 +372,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
         if now >= self.full_due or now >= self.heard + 2.0 * self.limits.heartbeat_interval:
             return self.close(CloseCode.TOO_SLOW, "SLOW_CONSUMER")
         if now >= self.leave_due:
-            return self.close(self.leave_code, self.leave_reason)
+            return self.close(self.leave_code, self.leave_reason, self.leave_delay)
         return _NOTHING
 
     # ------------------------------------------------------------ the end
@@ -387,12 +388,12 @@ class Session(msgspec.Struct, gc=False, eq=False):
         """
         if self.state is _CLOSING or self.leave_due < leave_due:
             return _NOTHING
-        self.leave_due, self.leave_code, self.leave_reason = leave_due, code, reason
+        self.leave_due, self.leave_code, self.leave_reason, self.leave_delay = leave_due, code, reason, delay
         return _NOTHING if self.state is _OPENING else (Send(answers.go_away(reason, delay)),)
 
-    def close(self, code: CloseCode, reason: str) -> Decisions:
-        """Ends the session."""
+    def close(self, code: CloseCode, reason: str, delay: float = 0.0) -> Decisions:
+        """Ends the session; see `Close`."""
         if self.state is _CLOSING:
             return _NOTHING
         self.state, self.held, self.wanted = _CLOSING, None, False
-        return (Close(code, reason),)
+        return (Close(code, reason, delay),)

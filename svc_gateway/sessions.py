@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from svc_gateway.connection import Connection
+from svc_gateway.host import ClientConnection
 from svc_gateway.session import Session
 
 
-def session_of(connection: Connection) -> Session:
+def session_of(connection: ClientConnection) -> Session:
     """Returns the session that lives behind a connection."""
     return cast(Session, connection.session)
 
@@ -26,20 +26,20 @@ class Sessions:
 
     def __init__(self) -> None:
         self.count = 0
-        self._by_recipient: dict[str, tuple[Connection, ...]] = {}
+        self._by_recipient: dict[str, tuple[ClientConnection, ...]] = {}
 
-    def of(self, recipient_key: str) -> tuple[Connection, ...]:
+    def of(self, recipient_key: str) -> tuple[ClientConnection, ...]:
         """Returns a recipient's sessions; empty when there is none."""
         return self._by_recipient.get(recipient_key, ())
 
-    def find(self, recipient_key: str, device_id: str) -> Connection | None:
+    def find(self, recipient_key: str, device_id: str) -> ClientConnection | None:
         """Returns the session of a device."""
         for connection in self.of(recipient_key):
             if session_of(connection).device_id == device_id:
                 return connection
         return None
 
-    def join(self, connection: Connection) -> Connection | None:
+    def join(self, connection: ClientConnection) -> ClientConnection | None:
         """Adds a session; returns the one of the same device that it replaces."""
         session = session_of(connection)
         older = self.find(session.recipient_key, session.device_id)
@@ -48,7 +48,7 @@ class Sessions:
         self.count += older is None
         return older
 
-    def leave(self, connection: Connection) -> bool:
+    def leave(self, connection: ClientConnection) -> bool:
         """Removes a session; False when it is not there (any more)."""
         key = session_of(connection).recipient_key
         known = self.of(key)
@@ -62,7 +62,7 @@ class Sessions:
         self.count -= 1
         return True
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[ClientConnection]:
         """Goes through a copy: sessions may come and go meanwhile."""
         for connections in list(self._by_recipient.values()):
             yield from connections
@@ -77,9 +77,9 @@ class Wheel:
     def __init__(self, now: float, *, width: float = 1.0) -> None:
         self._width = width
         self._now = int(now / width)
-        self._slots: dict[int, list[Connection]] = {}
+        self._slots: dict[int, list[ClientConnection]] = {}
 
-    def schedule(self, connection: Connection) -> None:
+    def schedule(self, connection: ClientConnection) -> None:
         """Puts a session where its `due` says, unless it is in an earlier slot already."""
         session = session_of(connection)
         slot = max(int(session.due() / self._width) + 1, self._now + 1)
@@ -88,7 +88,7 @@ class Wheel:
         session.wheel_slot = slot
         self._slots.setdefault(slot, []).append(connection)
 
-    def advance(self, now: float) -> list[Connection]:
+    def advance(self, now: float) -> list[ClientConnection]:
         """Moves on; returns the sessions of the slots that were passed. Each has to be scheduled again."""
         target = int(now / self._width)
         if target - self._now > len(self._slots):
@@ -96,7 +96,7 @@ class Wheel:
         else:
             passed = [slot for slot in range(self._now + 1, target + 1) if slot in self._slots]
         self._now = max(self._now, target)
-        due: list[Connection] = []
+        due: list[ClientConnection] = []
         for slot in passed:
             for connection in self._slots.pop(slot):
                 session = session_of(connection)
@@ -116,8 +116,8 @@ class Backlog:
         self,
         *,
         limit: int,
-        behind: Callable[[Connection], None],
-        writable: Callable[[Connection], None],
+        behind: Callable[[ClientConnection], None],
+        writable: Callable[[ClientConnection], None],
     ) -> None:
         """Counts nothing yet.
 
@@ -130,11 +130,11 @@ class Backlog:
         self._limit = limit
         self._behind = behind
         self._writable = writable
-        self._written: set[Connection] = set()
-        self._stopped: set[Connection] = set()
+        self._written: set[ClientConnection] = set()
+        self._stopped: set[ClientConnection] = set()
         self._fresh = 0
 
-    def note(self, connection: Connection, size: int) -> None:
+    def note(self, connection: ClientConnection, size: int) -> None:
         """Notes a write; counts anew when much was written since the last count."""
         self._written.add(connection)
         self._fresh += size
@@ -159,7 +159,7 @@ class Backlog:
             self._stopped.discard(connection)
             self._writable(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ClientConnection) -> None:
         """The connection is gone."""
         self._written.discard(connection)
         self._stopped.discard(connection)

@@ -52,6 +52,12 @@ class GatewaySettings(ServiceSettings):
     mark_limit: Annotated[int, Field(ge=1)] = Field(
         100_000, description="marks that may wait to be stored, from 1; more are refused"
     )
+    topic_limit: Annotated[int, Field(ge=1, le=1_000)] = Field(
+        16, description="changes of topics that are stored at once, 1 to 1000; more wait"
+    )
+    topic_queue_limit: Annotated[int, Field(ge=1)] = Field(
+        10_000, description="changes of topics that may wait, from 1; more are refused"
+    )
     link_window_count: Annotated[int, Field(ge=1, le=64)] = Field(
         4, description="batches a link may have unanswered, 1 to 64"
     )
@@ -64,7 +70,7 @@ class GatewaySettings(ServiceSettings):
     lease_renewal: Annotated[float, Field(gt=0.0)] = Field(
         5.0, description="seconds between two renewals of the lease, above 0; dithered by 20 %"
     )
-    peer_timeout: Seconds = Field(5.0, description="seconds a call to presence or delivery may take")
+    peer_timeout: Seconds = Field(5.0, description="seconds a call to presence, delivery or prefs may take")
     drain_grace: Seconds = Field(
         5.0, description="seconds sessions are given to leave when the node drains; they spread their return over it"
     )

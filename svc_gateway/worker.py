@@ -14,7 +14,7 @@ from mesh.backoff import dither, full_jitter
 from mesh.clock import Clock
 from mesh.errors import FailedPrecondition, Failure, InvalidArgument
 from mesh.telemetry import logger
-from svc_gateway.connection import Connection
+from svc_gateway.host import ClientConnection
 from svc_gateway.lease import NodeLease
 from svc_gateway.ports import Inbox, Presence
 from svc_gateway.service import Gateway
@@ -153,7 +153,7 @@ class InboxWorker:
             for connection in await self._gateway.replays.take(1):
                 await self.replay(connection)
 
-    async def replay(self, connection: Connection) -> None:
+    async def replay(self, connection: ClientConnection) -> None:
         """Reads one session's replay to its end, its pause or its failure."""
         gateway, session = self._gateway, session_of(connection)
         request = session.begin_replay(self._clock.monotonic())
@@ -174,7 +174,7 @@ class InboxWorker:
             connections = await self._gateway.rounds.take(_LARGEST_ROUND)
             await self.round(connections)
 
-    async def round(self, connections: list[Connection]) -> None:
+    async def round(self, connections: list[ClientConnection]) -> None:
         """Compares the heads of these sessions' inboxes."""
         try:
             stamps = await self._inbox.heads([session_of(one).recipient_key for one in connections])
@@ -227,6 +227,7 @@ async def run_clock(gateway: Gateway, sweep: Callable[[float], None], clock: Clo
         gateway.tick()
         gateway.metrics.marks_waiting.set(gateway.marks.count)
         gateway.metrics.replays_waiting.set(len(gateway.replays))
+        gateway.metrics.topics_waiting.set(gateway.topics.count)
         count = gateway.sessions.count
         calm = calm + 1 if abs(count - last) < _FREEZE_STEP // 20 else 0
         last = count

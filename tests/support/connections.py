@@ -7,6 +7,7 @@ import struct
 
 from mesh.clock import ManualClock
 from svc_gateway import wire
+from svc_gateway.host import ClientConnection
 from svc_gateway.websocket import Connection, Listener, Options
 
 REQUEST = (
@@ -24,23 +25,24 @@ class Recorder:
         self.turns: list[str] = []
         self.codes: list[int] = []
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
+        assert isinstance(connection, Connection)
         self.connections.append(connection)
 
-    def received(self, connection: Connection, payload: bytes | bytearray, text: bool) -> None:
+    def received(self, connection: ClientConnection, payload: bytes | bytearray, text: bool) -> None:
         if payload == b"fail":
             raise LookupError("the host's own failure")
         if payload == b"close":
             connection.close(4001, "draining")
         self.messages.append((bytes(payload), text))
 
-    def behind(self, connection: Connection) -> None:
+    def behind(self, connection: ClientConnection) -> None:
         self.turns.append("behind")
 
-    def writable(self, connection: Connection) -> None:
+    def writable(self, connection: ClientConnection) -> None:
         self.turns.append("writable")
 
-    def closed(self, connection: Connection, code: int) -> None:
+    def closed(self, connection: ClientConnection, code: int) -> None:
         self.codes.append(code)
 
 

@@ -13,7 +13,7 @@ import ssl
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,15 +29,18 @@ from heliograph.gateway.v1.client_frames_pb2 import (
     ConnectResponse,
     Hello,
     Notify,
+    Ping,
     Pong,
     Reauthenticate,
     Replayed,
+    Subscribe,
+    Unsubscribe,
 )
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationRef, NotificationState
 from mesh.ids import from_text
 from tests.support.wait import until
 
-Form = Literal["json", "proto"]
+Form = Literal["json", "proto", "grpc"]
 
 # Generous: two cores may be busy with other things.
 LIMIT_S = 15.0
@@ -53,19 +56,78 @@ class Seen(msgspec.Struct, frozen=True):
     state: int
 
 
+class Ended(Exception):
+    """The connection is over, with this close code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Pipe(Protocol):
+    """What carries a device's frames."""
+
+    async def send(self, request: ConnectRequest) -> None:
+        """Sends a frame."""
+        ...
+
+    async def receive(self) -> ConnectResponse:
+        """Waits for a frame; raises Ended when none follows."""
+        ...
+
+    async def close(self) -> None:
+        """Leaves in order."""
+        ...
+
+    def cut(self) -> None:
+        """Breaks off without a word."""
+        ...
+
+
+class WebSocketPipe:
+    """A WebSocket."""
+
+    def __init__(self, connection: ClientConnection, form: Form) -> None:
+        self._connection = connection
+        self._form = form
+
+    async def send(self, request: ConnectRequest) -> None:
+        """See `Pipe`."""
+        binary = self._form == "proto"
+        await self._connection.send(request.SerializeToString() if binary else json_format.MessageToJson(request))
+
+    async def receive(self) -> ConnectResponse:
+        """See `Pipe`."""
+        try:
+            payload = await self._connection.recv()
+        except ConnectionClosed:
+            code = self._connection.close_code
+            raise Ended(1006 if code is None else code) from None
+        return _decode(payload)
+
+    async def close(self) -> None:
+        """See `Pipe`."""
+        await self._connection.close()
+
+    def cut(self) -> None:
+        """See `Pipe`."""
+        self._connection.transport.abort()
+
+
 class Device:
     """One connection of one device.
 
     Attributes:
         frames: everything that came, in order.
         closed: the code it was closed with; None while it is open.
+        answers: pings.
     """
 
-    def __init__(self, connection: ClientConnection, form: Form) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self.frames: list[ConnectResponse] = []
         self.closed: int | None = None
-        self._connection = connection
-        self._form = form
+        self.answers = True
+        self._pipe = pipe
         self._number = 0
         self._reading = asyncio.create_task(self._read())
 
@@ -95,13 +157,22 @@ class Device:
         """Shows a fresh token."""
         await self._say(ConnectRequest(reauthenticate=Reauthenticate(token=token)))
 
+    async def subscribe(self, *topic_ids: str) -> int:
+        """Begins standing interests; returns the number that its confirmation will name."""
+        return await self._say(ConnectRequest(subscribe=Subscribe(topic_ids=topic_ids)))
+
+    async def unsubscribe(self, *topic_ids: str) -> int:
+        """Ends them; returns the number that its confirmation will name."""
+        return await self._say(ConnectRequest(unsubscribe=Unsubscribe(topic_ids=topic_ids)))
+
+    async def ping(self) -> None:
+        """Asks for a sign of life."""
+        await self._say(ConnectRequest(ping=Ping()))
+
     async def _say(self, request: ConnectRequest) -> int:
         self._number += 1
         request.frame_number = self._number
-        if self._form == "proto":
-            await self._connection.send(request.SerializeToString())
-        else:
-            await self._connection.send(json_format.MessageToJson(request))
+        await self._pipe.send(request)
         return self._number
 
     # ------------------------------------------------------------ what came
@@ -234,21 +305,20 @@ class Device:
     async def close(self) -> None:
         """Leaves."""
         self._reading.cancel()
-        await self._connection.close()
+        await self._pipe.close()
 
     def cut(self) -> None:
         """Breaks the connection without a word, as when the network is gone."""
-        self._connection.transport.abort()
+        self._pipe.cut()
 
     async def _read(self) -> None:
         try:
             while True:
-                payload = await self._connection.recv()
-                self.frames.append(_decode(payload))
-                if self.frames[-1].HasField("ping"):
+                self.frames.append(await self._pipe.receive())
+                if self.answers and self.frames[-1].HasField("ping"):
                     await self._say(ConnectRequest(pong=Pong()))
-        except ConnectionClosed:
-            self.closed = 1006 if self._connection.close_code is None else self._connection.close_code
+        except Ended as ended:
+            self.closed = ended.code
 
 
 def mark_of(kind: MarkKind.ValueType, *ids: str) -> ClientMark:
@@ -297,7 +367,7 @@ async def connected(
         proxy=None,
         sock=await _narrow_socket(url) if narrow else None,
     )
-    device = Device(connection, form)
+    device = Device(WebSocketPipe(connection, form))
     try:
         yield device
     finally:

@@ -24,6 +24,7 @@ from mesh.app import App
 from mesh.channel import Channels
 from mesh.clock import SystemClock
 from mesh.errors import Failure, Unavailable, Unimplemented
+from mesh.identity import CALLER_HEADER
 from mesh.settings import load
 from mesh.streams import Bidi, connect
 from mesh.telemetry import Telemetry
@@ -37,6 +38,8 @@ from svc_presence.store import open_store
 from tests.support.device import Device, Form, connected
 from tests.support.far_ends import serving
 from tests.support.sessions import Inbox
+from tests.support.stream_device import StreamDevice, streaming
+from tests.support.topics_end import TopicsEnd
 from tests.support.wait import until
 
 NODE_ID = "gw-test-0"
@@ -224,6 +227,7 @@ class Node:
     def __init__(self, run_dir: Path, folder: Path) -> None:
         self.run_dir = run_dir
         self.inbox = InboxEnd()
+        self.topics = TopicsEnd()
         self.presence = PresenceService(
             store=open_store("memory://", lease=15.0),
             clock=SystemClock(),
@@ -247,8 +251,8 @@ class Node:
         return f"ws://{self._listen}/v1/ws"
 
     @contextlib.asynccontextmanager
-    async def running(self, *flags: str, with_presence: bool = True) -> AsyncIterator[Node]:
-        """Serves presence and inbox, starts the node, and drains it at the end."""
+    async def running(self, *flags: str, with_presence: bool = True, with_topics: bool = False) -> AsyncIterator[Node]:
+        """Serves presence, inbox and, if told to, topics, starts the node, and drains it at the end."""
         inbox_service = inbox_service_pb2.DESCRIPTOR.services_by_name["InboxService"]
         presence_service = presence_service_pb2.DESCRIPTOR.services_by_name["PresenceService"]
         async with contextlib.AsyncExitStack() as stack:
@@ -263,6 +267,8 @@ class Node:
             )
             if with_presence:
                 await stack.enter_async_context(self.serving_presence(presence_service))
+            if with_topics:
+                await stack.enter_async_context(self.topics.serving(self.run_dir))
             await stack.enter_async_context(self._started(flags))
             yield self
 
@@ -322,15 +328,39 @@ class Node:
         finally:
             await channels.close()
 
+    @property
+    def target(self) -> str:
+        """Where gRPC is taken."""
+        return f"unix:{self.run_dir / NODE_ID}.sock"
+
+    def connected(self, form: Form) -> contextlib.AbstractAsyncContextManager[Device]:
+        """Connects a device in one of the three ways; hello is not said yet."""
+        if form == "grpc":
+            return self.streaming()
+        return connected(self.url, form=form)
+
+    def streaming(self, *metadata: tuple[str, str]) -> contextlib.AbstractAsyncContextManager[StreamDevice]:
+        """Opens a stream, without headers as it comes through the edge without a token; hello is not said yet."""
+        return streaming(self.target, metadata or ((CALLER_HEADER, "svc/edge"),))
+
     @contextlib.asynccontextmanager
     async def device(
-        self, recipient: str = "alice", device_id: str = "phone", *, form: Form = "proto", **hello: Any
+        self,
+        recipient: str = "alice",
+        device_id: str = "phone",
+        *,
+        form: Form = "proto",
+        **hello: Any,
     ) -> AsyncIterator[Device]:
         """Connects a device, says hello and waits for its checkpoint."""
-        async with connected(self.url, form=form) as device:
+        async with self.connected(form) as device:
             await device.hello(self.token(recipient), device_id, **hello)
             await device.ready()
             yield device
+
+    def gauge(self, name: str) -> float:
+        """Returns one of the node's gauges, by its name without the prefix."""
+        return self.app.telemetry.registry.get_sample_value(f"heliograph_gateway_{name}") or 0.0
 
     async def present(self, recipient_key: str) -> list[presence_service_pb2.SessionEntry]:
         """Asks presence for a recipient's sessions."""

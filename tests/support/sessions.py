@@ -9,7 +9,14 @@ import uuid
 from collections.abc import Sequence
 
 from heliograph.delivery.v1.inbox_service_pb2 import InboxEntry, ReplayInboxRequest, ReplayInboxResponse
-from heliograph.gateway.v1.client_frames_pb2 import ClientMark, ConnectRequest, ConnectResponse, Hello
+from heliograph.gateway.v1.client_frames_pb2 import (
+    ClientMark,
+    ConnectRequest,
+    ConnectResponse,
+    Hello,
+    Subscribe,
+    Unsubscribe,
+)
 from heliograph.type.v1.notification_pb2 import (
     MarkKind,
     Notification,
@@ -20,6 +27,7 @@ from mesh.errors import Unauthenticated
 from svc_gateway import inbound
 from svc_gateway.decisions import (
     Admission,
+    ChangeTopics,
     Close,
     CloseCode,
     Decisions,
@@ -135,6 +143,7 @@ class Driver:
         self.written: list[ConnectResponse] = []
         self.seen: list[tuple[str, int]] = []
         self.stored: list[Store] = []
+        self.changes: list[ChangeTopics] = []
         self.closed: Close | None = None
         self.registers = 0
         self.replays = 0
@@ -152,9 +161,7 @@ class Driver:
                 case SendEntry(notification=notification):
                     self._show(notification)
                 case SendHeld(frames=frames):
-                    for frame in frames:
-                        assert isinstance(frame, bytes)
-                        self._show(frame)
+                    self._show_all(frames)
                 case SendPing():
                     self.pings += 1
                 case Register():
@@ -165,8 +172,15 @@ class Driver:
                     self.rounds += 1
                 case Store():
                     self.stored.append(decision)
+                case ChangeTopics():
+                    self.changes.append(decision)
                 case Close():
                     self.closed = decision
+
+    def _show_all(self, frames: Sequence[object]) -> None:
+        for frame in frames:
+            assert isinstance(frame, bytes)
+            self._show(frame)
 
     def _show(self, notification: bytes) -> None:
         shown = Notification.FromString(notification)
@@ -189,6 +203,14 @@ class Driver:
         """Marks ids."""
         refs = [NotificationRef(notification_id=id_) for id_ in ids]
         self.say(ConnectRequest(mark=ClientMark(kind=kind, refs=refs)))
+
+    def subscribe(self, *topic_ids: str) -> None:
+        """Begins standing interests."""
+        self.say(ConnectRequest(subscribe=Subscribe(topic_ids=topic_ids)))
+
+    def unsubscribe(self, *topic_ids: str) -> None:
+        """Ends them."""
+        self.say(ConnectRequest(unsubscribe=Unsubscribe(topic_ids=topic_ids)))
 
     # ------------------------------------------------------------ delivery and time
 

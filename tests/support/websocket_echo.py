@@ -1,4 +1,4 @@
-"""A WebSocket echo server on the gateway's own connection class, as a process: `python -m tests.support.websocket_echo`.
+"""A WebSocket echo server on the gateway's connection class, as a process: `python -m tests.support.websocket_echo`.
 
 It prints the port it listens on and serves until its input ends. Must not be used for anything but the protocol: no
 subprotocol is asked for, and messages may be as large as the conformance cases send them.
@@ -11,7 +11,8 @@ import sys
 
 from mesh.clock import SystemClock
 from svc_gateway import wire
-from svc_gateway.websocket import Connection, Listener, Options
+from svc_gateway.host import ClientConnection
+from svc_gateway.websocket import Listener, Options
 
 # The largest message of the cases has 16 MiB, the most fragments 65,536.
 OPTIONS = Options(any_subprotocol=True, max_message=32 << 20, max_fragments=1 << 17, path="/")
@@ -21,20 +22,20 @@ _SWEEP_S = 0.2
 class Echo:
     """Sends every message back as it came."""
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         """Nothing to say."""
 
-    def received(self, connection: Connection, payload: bytes | bytearray, text: bool) -> None:
+    def received(self, connection: ClientConnection, payload: bytes | bytearray, text: bool) -> None:
         """Sends it back."""
         connection.write(wire.frame(wire.TEXT if text else wire.BINARY, bytes(payload)))
 
-    def behind(self, connection: Connection) -> None:
+    def behind(self, connection: ClientConnection) -> None:
         """The cases read all they asked for."""
 
-    def writable(self, connection: Connection) -> None:
+    def writable(self, connection: ClientConnection) -> None:
         """The cases read all they asked for."""
 
-    def closed(self, connection: Connection, code: int) -> None:
+    def closed(self, connection: ClientConnection, code: int) -> None:
         """Nothing is kept."""
 
 

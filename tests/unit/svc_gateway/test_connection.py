@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from svc_gateway import wire
+from svc_gateway.host import Form
 from tests.support.connections import REQUEST, Bench, closing, masked
 
 PONG_LIMIT = 50
@@ -29,7 +30,7 @@ def test_frames_behind_the_request_are_not_lost() -> None:
     bench = Bench(opened=False).feed(REQUEST + masked(1, b"early"))
     assert bench.host.messages == [(b"early", True)]
     assert bench.connection.subprotocol == "heliograph.v1.proto"
-    assert bench.connection.binary
+    assert bench.connection.form is Form.BINARY
 
 
 def test_control_frames_may_come_between_fragments() -> None:

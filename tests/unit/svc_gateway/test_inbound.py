@@ -6,7 +6,7 @@ import pytest
 
 from heliograph.gateway.v1.client_frames_pb2 import ClientMark, ConnectRequest, Ping, Reauthenticate
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationRef
-from mesh.errors import InvalidArgument
+from mesh.errors import Failure, InvalidArgument, Unavailable
 from svc_gateway import inbound
 from svc_gateway.decisions import CloseCode, Limits, State
 from tests.support.sessions import RECIPIENT, Driver, id_of
@@ -260,3 +260,99 @@ def test_who_sends_only_nonsense_is_closed() -> None:
     assert driver.state() is State.LIVE
     driver.run(inbound.refuse(driver.session, 5, nonsense))
     assert driver.end_code() == CloseCode.PROTOCOL
+
+
+# ---------------------------------------------------------------- topics
+
+
+def test_topics_are_passed_on_in_order_and_confirmed_with_marks() -> None:
+    """One number for all: a mark that is durable first waits for the topics before it."""
+    driver = Driver()
+    driver.go_live()
+    driver.offer(id_of(1))
+    driver.subscribe("deploys", "team/blue")
+    driver.mark([id_of(1)])
+    driver.unsubscribe("deploys")
+    assert [(list(one.topic_ids), one.begin, one.frame_number) for one in driver.changes] == [
+        (["deploys", "team/blue"], True, 2),
+        (["deploys"], False, 4),
+    ]
+    inbound.stored(driver.session, 3)
+    assert not inbound.confirmation(driver.session)
+    driver.run(inbound.topics_changed(driver.session, 2, None))
+    driver.run(inbound.confirmation(driver.session))
+    assert driver.last("confirmed").confirmed.frame_number == 3
+    driver.run(inbound.topics_changed(driver.session, 4, None))
+    driver.run(inbound.confirmation(driver.session))
+    assert driver.last("confirmed").confirmed.frame_number == 4
+
+
+@pytest.mark.parametrize(
+    "topics", [[], ["a b"], [""], ["x" * 129], ["ok", "grüß"], [f"t{number}" for number in range(101)]]
+)
+@pytest.mark.parametrize("begin", [True, False])
+def test_malformed_topics_are_refused(topics: list[str], begin: bool) -> None:
+    """Every rule is named, and nothing is passed on."""
+    driver = Driver()
+    driver.go_live()
+    (driver.subscribe if begin else driver.unsubscribe)(*topics)
+    assert driver.changes == []
+    refusal = driver.last("refused").refused.refusal
+    assert refusal.reason == "FIELD_INVALID"
+    assert refusal.violations[0].field.startswith("subscribe.topic_ids" if begin else "unsubscribe.topic_ids")
+    assert driver.end() is None
+
+
+def test_topics_that_fail_are_refused_and_what_came_after_is_confirmed() -> None:
+    """The client says them again; a later mark waited for them and waits no more."""
+    driver = Driver()
+    driver.go_live()
+    driver.offer(id_of(1))
+    driver.subscribe("deploys")
+    driver.mark([id_of(1)])
+    inbound.stored(driver.session, 3)
+    away = Unavailable("away", reason="PEER_UNAVAILABLE", retry_delay=2.0)
+    driver.run(inbound.topics_changed(driver.session, 2, away))
+    driver.run(inbound.confirmation(driver.session))
+    refused = driver.last("refused").refused
+    assert (refused.frame_number, refused.refusal.reason) == (2, "PEER_UNAVAILABLE")
+    assert refused.refusal.retry_delay.seconds == 2
+    assert driver.last("confirmed").confirmed.frame_number == 3
+
+
+def test_only_a_client_s_own_mistakes_end_its_session() -> None:
+    """An absent peer never does, however often it is asked for."""
+    driver = Driver(limits=Limits(refused_count=3))
+    driver.go_live()
+
+    def fail(failure: Failure, times: int) -> None:
+        for _ in range(times):
+            driver.subscribe("deploys")
+            driver.run(inbound.topics_changed(driver.session, driver.changes[-1].frame_number, failure))
+
+    fail(Unavailable("away", reason="PEER_UNAVAILABLE"), 10)
+    assert driver.end() is None
+    fail(InvalidArgument("too many subscriptions", reason="FIELD_INVALID"), 4)
+    assert driver.end_code() == CloseCode.PROTOCOL
+
+
+def test_a_few_changes_of_topics_may_wait() -> None:
+    """One more is refused with a delay; when one is over there is room again."""
+    driver = Driver(limits=Limits(topics_count=2))
+    driver.go_live()
+    for _ in range(3):
+        driver.subscribe("deploys")
+    assert len(driver.changes) == 2
+    assert _reason(driver) == "OVERLOADED"
+    driver.run(inbound.topics_changed(driver.session, 2, None))
+    driver.subscribe("deploys")
+    assert len(driver.changes) == 3
+
+
+def test_a_token_of_the_call_binds_hello() -> None:
+    """A transport that knows who is there lets nobody else say hello."""
+    driver = Driver()
+    driver.session.recipient_key = "acme/bob"
+    driver.hello()
+    assert driver.end_code() == CloseCode.TOKEN_INVALID
+    assert _reason(driver) == "CALLER_NOT_ALLOWED"

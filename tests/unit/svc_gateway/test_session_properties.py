@@ -27,6 +27,7 @@ class SessionWorld(RuleBasedStateMachine):
         # What was offered: it must come without any round.
         self.offered: dict[str, int] = {}
         self.forgetful = False
+        self.durable_topics: set[int] = set()
         self.page_size = 2
         for _ in range(rows):
             self.publish()
@@ -135,10 +136,34 @@ class SessionWorld(RuleBasedStateMachine):
     @rule(data=st.data())
     def store_marks(self, data: st.DataObject) -> None:
         """Marks become durable in any order."""
-        pending = sorted(self.driver.session.pending or ())
+        topics = {change.frame_number for change in self.driver.changes}
+        pending = sorted(set(self.driver.session.pending or ()) - topics)
         if pending:
             inbound.stored(self.driver.session, data.draw(st.sampled_from(pending)))
             self.driver.run(inbound.confirmation(self.driver.session))
+
+    @rule(begin=st.booleans())
+    def change_topics(self, begin: bool) -> None:
+        """A client changes topics; more than a few at once are refused, and the refused are not passed on."""
+        session, passed = self.driver.session, len(self.driver.changes)
+        room = session.topics_pending < session.limits.topics_count
+        (self.driver.subscribe if begin else self.driver.unsubscribe)("deploys")
+        assert not self.alive or len(self.driver.changes) == passed + room
+
+    @precondition(lambda self: self.driver.session.topics_pending)
+    @rule(fails=st.sampled_from(["", "away", "wrong"]), rest=st.booleans())
+    def answer_topics(self, fails: str, rest: bool) -> None:
+        """Prefs answers changes in their order, one or all that wait."""
+        session = self.driver.session
+        while session.topics_pending:
+            number = self.driver.changes[-session.topics_pending].frame_number
+            failure = {"": None, "away": Unavailable("away", reason="PEER"), "wrong": InvalidArgument("no", reason="X")}
+            if not fails:
+                self.durable_topics.add(number)
+            self.driver.run(inbound.topics_changed(session, number, failure[fails]))
+            self.driver.run(inbound.confirmation(session))
+            if not rest:
+                break
 
     @rule(rare=st.integers(0, 19))
     def close(self, rare: int) -> None:
@@ -189,6 +214,9 @@ class SessionWorld(RuleBasedStateMachine):
         assert numbers == sorted(set(numbers))
         if numbers and self.driver.session.pending:
             assert numbers[-1] < min(self.driver.session.pending)
+        refused = {frame.refused.frame_number for frame in self.driver.written if frame.HasField("refused")}
+        confirmed = {one.frame_number for one in self.driver.changes if numbers and one.frame_number <= numbers[-1]}
+        assert confirmed - refused <= self.durable_topics
 
     def teardown(self) -> None:
         """When everything works again, the client gets what was offered at once, and the rest by a round."""

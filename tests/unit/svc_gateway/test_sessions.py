@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from svc_gateway.connection import Connection
 from svc_gateway.decisions import Limits
+from svc_gateway.host import ClientConnection
 from svc_gateway.session import Session
 from svc_gateway.sessions import Backlog, Sessions, Wheel, session_of
 from tests.support.connections import Bench
@@ -80,8 +81,8 @@ def test_what_is_overdue_comes_with_the_next_slot() -> None:
 
 class _Told:
     def __init__(self) -> None:
-        self.behind: list[Connection] = []
-        self.writable: list[Connection] = []
+        self.behind: list[ClientConnection] = []
+        self.writable: list[ClientConnection] = []
 
     def backlog(self, limit: int) -> Backlog:
         return Backlog(limit=limit, behind=self.behind.append, writable=self.writable.append)

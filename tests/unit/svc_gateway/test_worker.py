@@ -16,15 +16,16 @@ from mesh.errors import Failure, InvalidArgument, Unavailable
 from mesh.telemetry import Telemetry
 from svc_gateway import wire
 from svc_gateway.auth import FrontDesk
-from svc_gateway.connection import Connection
 from svc_gateway.decisions import Identity, Limits, Offer, State
 from svc_gateway.frames import notify
+from svc_gateway.host import ClientConnection, Form
 from svc_gateway.lease import NodeLease
 from svc_gateway.marks import MarkLedger
 from svc_gateway.metrics import Metrics
 from svc_gateway.queues import PresenceQueue, SessionQueue
 from svc_gateway.service import Gateway
 from svc_gateway.sessions import Sessions, session_of
+from svc_gateway.topics import TopicQueue
 from svc_gateway.worker import InboxWorker, PresenceWorker
 from svc_presence.metrics import Metrics as PresenceMetrics
 from svc_presence.service import PresenceService
@@ -113,10 +114,11 @@ class World:
             ),
             limits=Limits(heartbeat_interval=1e6),
             sessions=sessions,
-            marks=MarkLedger[Connection](limit=100, now=self.clock.monotonic()),
+            marks=MarkLedger[ClientConnection](limit=100, now=self.clock.monotonic()),
             presence=PresenceQueue("gw-0"),
             replays=SessionQueue(),
             rounds=SessionQueue(),
+            topics=TopicQueue(limit=10),
             clock=self.clock,
             random=lambda: 0.52,
             metrics=Metrics(Telemetry("gateway")),
@@ -325,7 +327,7 @@ async def test_a_notification_without_json_form_disturbs_nobody() -> None:
     """It is counted and left out for those who cannot get it."""
     world = World()
     bench = await world.live()
-    bench.connection.binary = False
+    bench.connection.form = Form.TEXT
     _frames(bench)
     assert world.gateway.offer("acme/alice", id_of(1), 1, "delivery", notify(b"\xff")) is Offer.SEND
     assert bench.transport.sent == b""
