@@ -72,7 +72,7 @@ class CategoryPreference(_message.Message):
     category: _builtins.str
     """A category of the registry."""
     enabled: _builtins.bool
-    """False: nothing of this category, on no channel."""
+    """False: nothing of this category, on no channel. A mandatory category of the registry cannot be switched off."""
     @_builtins.property
     def disabled_channels(self) -> _containers.RepeatedScalarFieldContainer[_notification_pb2.Channel.ValueType]:
         """Channels switched off. INBOX cannot be: an enabled category is at least in the list."""
@@ -102,12 +102,12 @@ class Mute(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     category: _builtins.str
-    """A category of the registry; empty: any."""
+    """A category of the registry that is not mandatory; empty: any."""
     topic_id: _builtins.str
     """A topic; empty: any way that leads to the recipient. A recipient that several ways lead to is reached unless all are muted."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """Its end; absent: until it is taken back."""
+        """Its end; absent: until it is taken back. A mute that is over is dropped: naming it with an end that has passed takes it back."""
 
     def __init__(
         self,
