@@ -101,7 +101,7 @@ async def show_preferences(actor: Actor, reach: Reach, as_json: bool) -> None:
             prefs_service_pb2.GetPreferencesRequest(),
             actor,
         )
-    _print_preferences(answer.preferences, as_json)
+    print_preferences(answer.preferences, as_json)
 
 
 async def choose(
@@ -124,7 +124,7 @@ async def choose(
             request,
             actor,
         )
-    _print_preferences(answer.preferences, as_json)
+    print_preferences(answer.preferences, as_json)
 
 
 async def _current(connection: Connection, actor: Actor, category: str) -> prefs_service_pb2.CategoryPreference:
@@ -140,7 +140,8 @@ async def _current(connection: Connection, actor: Actor, category: str) -> prefs
     return known[category]
 
 
-def _print_preferences(preferences: prefs_service_pb2.Preferences, as_json: bool) -> None:
+def print_preferences(preferences: prefs_service_pb2.Preferences, as_json: bool) -> None:
+    """Prints preferences: what is on, and below it what is muted."""
     if as_json:
         typer.echo(texts.json_line(preferences))
         return
@@ -149,6 +150,17 @@ def _print_preferences(preferences: prefs_service_pb2.Preferences, as_json: bool
         live = one.enabled and notification_pb2.CHANNEL_LIVE not in one.disabled_channels
         rows.append((one.category, "on" if one.enabled else "off", "on" if live else "off"))
     texts.table(("CATEGORY", "INBOX", "LIVE"), rows)
+    if preferences.mutes:
+        typer.echo()
+        muted = [
+            (
+                one.category or "any",
+                one.topic_id or "any",
+                texts.clock_time(one.expire_time) if one.HasField("expire_time") else "unmuted",
+            )
+            for one in preferences.mutes
+        ]
+        texts.table(("MUTED CATEGORY", "TOPIC", "UNTIL"), muted)
 
 
 def _row(item: inbox_service_pb2.InboxItem) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(60)]
 
 PUBLISH = "/heliograph.ingest.v1.IngestService/Publish"
 RESOLVE = "/heliograph.prefs.v1.PrefsService/BatchResolve"
+WISH_CHANGES = "/heliograph.prefs.v1.PrefsService/ListWishChanges"
+SUBSCRIBERS = "/heliograph.prefs.v1.TopicService/ListSubscribers"
 GET_PREFERENCES = "/heliograph.prefs.v1.PrefsService/GetPreferences"
 DELIVER = "/heliograph.gateway.v1.GatewayService/Deliver"
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -113,7 +115,10 @@ async def test_grpc_passes_the_edge_like_rest(mesh: Mesh) -> None:
         assert refused.reason == "CALLER_NOT_ALLOWED"
 
 
-@pytest.mark.parametrize("path", [RESOLVE, DELIVER, HEALTH_CHECK, "/grpc.channelz.v1.Channelz/GetTopChannels"])
+@pytest.mark.parametrize(
+    "path",
+    [RESOLVE, WISH_CHANGES, SUBSCRIBERS, DELIVER, HEALTH_CHECK, "/grpc.channelz.v1.Channelz/GetTopChannels"],
+)
 async def test_internal_methods_do_not_exist_at_the_edge(mesh: Mesh, path: str) -> None:
     """What is not for producers or recipients has no route from outside."""
     async with mesh.dial_edge(mesh.leaf(f"producer/{PRODUCER}")) as channel:

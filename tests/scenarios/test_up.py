@@ -72,6 +72,25 @@ async def test_recipients_commands_change_what_they_say(run_dir: Path) -> None:
         assert "direct = true" in output
 
 
+async def test_wishes_are_changed_from_the_command_line(run_dir: Path) -> None:
+    """Mutes and subscriptions are set, shown and taken back; what may not be muted is refused by name."""
+    async with _cluster(run_dir) as cluster:
+        _, output, _ = await cluster.run("prefs", "mute", "alice", "--category", "billing", "--for", "2h")
+        assert ["billing", "any"] in [line.split()[:2] for line in output.splitlines()]
+        _, output, _ = await cluster.run("prefs", "mute", "alice", "--topic", "repo/heliograph")
+        assert ["any", "repo/heliograph", "unmuted"] in [line.split() for line in output.splitlines()]
+        code, _, errors = await cluster.run("prefs", "mute", "alice", "--category", "security")
+        assert (code, "'security' is mandatory" in errors) == (3, True)
+        for muted in (("--category", "billing"), ("--topic", "repo/heliograph")):
+            _, output, _ = await cluster.run("prefs", "unmute", "alice", *muted)
+        assert "MUTED" not in output
+        _, output, _ = await cluster.run("topics", "subscribe", "alice", "repo/heliograph", "news")
+        assert [line.split()[0] for line in output.splitlines()] == ["TOPIC", "news", "repo/heliograph"]
+        assert (await cluster.run("topics", "unsubscribe", "alice", "news", "other"))[0] == 0
+        _, output, _ = await cluster.run("topics", "list", "alice")
+        assert [line.split()[0] for line in output.splitlines()] == ["TOPIC", "repo/heliograph"]
+
+
 async def _lists(cluster: Cluster, recipient: str, count: int) -> bool:
     return len(await cluster.inbox(recipient)) == count
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from heliograph_cli.connection import Actor, Reach
 
 Recipient = Annotated[str, typer.Argument(help="Whose.")]
+MutedCategory = Annotated[str, typer.Option("--category", help="Of this category; default: any.")]
+MutedTopic = Annotated[str, typer.Option("--topic", help="By this topic; default: whatever way.")]
 
 
 class Kind(StrEnum):
@@ -50,6 +52,8 @@ def register(app: typer.Typer) -> None:
     preferences = typer.Typer(help="Show and change what a recipient wants.", no_args_is_help=True)
     preferences.command("get")(prefs_get)
     preferences.command("set")(prefs_set)
+    preferences.command("mute")(prefs_mute)
+    preferences.command("unmute")(prefs_unmute)
     app.add_typer(preferences, name="prefs")
 
 
@@ -66,7 +70,7 @@ def inbox(
     """List a recipient's notifications, newest first."""
     from heliograph_cli import reading
 
-    actor, reach = _acting(recipient, tenant), _reach(state_dir, edge, ca, token)
+    actor, reach = acting(recipient, tenant), reaching(state_dir, edge, ca, token)
     asyncio.run(reading.show_inbox(actor, reach, unread_only=unread_only, as_json=as_json))
 
 
@@ -81,7 +85,7 @@ def unread(
     """Print how many notifications a recipient has not read."""
     from heliograph_cli import reading
 
-    asyncio.run(reading.show_unread(_acting(recipient, tenant), _reach(state_dir, edge, ca, token)))
+    asyncio.run(reading.show_unread(acting(recipient, tenant), reaching(state_dir, edge, ca, token)))
 
 
 def mark(
@@ -98,7 +102,7 @@ def mark(
     """Mark notifications as read, unread or hidden."""
     from heliograph_cli import reading
 
-    actor, reach = _acting(recipient, tenant), _reach(state_dir, edge, ca, token)
+    actor, reach = acting(recipient, tenant), reaching(state_dir, edge, ca, token)
     if everything == bool(notification_ids) or (everything and kind is not Kind.read):
         raise typer.BadParameter("give ids, or --all alone")
     if notification_ids:
@@ -119,7 +123,7 @@ def prefs_get(
     """Show what a recipient wants, by category."""
     from heliograph_cli import reading
 
-    actor, reach = _acting(recipient, tenant), _reach(state_dir, edge, ca, token)
+    actor, reach = acting(recipient, tenant), reaching(state_dir, edge, ca, token)
     asyncio.run(reading.show_preferences(actor, reach, as_json))
 
 
@@ -140,8 +144,48 @@ def prefs_set(
 
     if state is None and live is None:
         raise typer.BadParameter("give --state or --live")
-    actor, reach = _acting(recipient, tenant), _reach(state_dir, edge, ca, token)
+    actor, reach = acting(recipient, tenant), reaching(state_dir, edge, ca, token)
     asyncio.run(reading.choose(actor, reach, category, enabled=_flag(state), live=_flag(live), as_json=as_json))
+
+
+def prefs_mute(
+    recipient: Recipient,
+    category: MutedCategory = "",
+    topic: MutedTopic = "",
+    span: Annotated[str, typer.Option("--for", help="90s, 30m, 2h, 7d; default: until it is taken back.")] = "",
+    as_json: AsJson = False,
+    tenant: Tenant = TENANT,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    edge: Edge = "",
+    ca: Authority = None,
+    token: Token = "",
+) -> None:
+    """Mute a category, a topic, or a category on a topic."""
+    from heliograph_cli import wishes
+
+    _check_muted(category, topic)
+    span_s = wishes.span_of(span) if span else None
+    actor, reach = acting(recipient, tenant), reaching(state_dir, edge, ca, token)
+    asyncio.run(wishes.mute(actor, reach, category, topic, span_s, as_json))
+
+
+def prefs_unmute(
+    recipient: Recipient,
+    category: MutedCategory = "",
+    topic: MutedTopic = "",
+    as_json: AsJson = False,
+    tenant: Tenant = TENANT,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    edge: Edge = "",
+    ca: Authority = None,
+    token: Token = "",
+) -> None:
+    """Take a mute back, named as it was set."""
+    from heliograph_cli import wishes
+
+    _check_muted(category, topic)
+    actor, reach = acting(recipient, tenant), reaching(state_dir, edge, ca, token)
+    asyncio.run(wishes.unmute(actor, reach, category, topic, as_json))
 
 
 def token_(
@@ -158,16 +202,23 @@ def token_(
     typer.echo(sign(folders(state_dir), Actor(role.value, name, tenant), ttl))
 
 
-def _acting(recipient: str, tenant: str) -> Actor:
+def acting(recipient: str, tenant: str) -> Actor:
+    """Returns who makes a recipient's calls: the recipient."""
     from heliograph_cli.connection import Actor
 
     return Actor("recipient", recipient, tenant)
 
 
-def _reach(state_dir: StateDir, edge: str, ca: Authority, token: str) -> Reach:
+def reaching(state_dir: StateDir, edge: str, ca: Authority, token: str) -> Reach:
+    """Returns where the mesh is that the options mean."""
     from heliograph_cli.connection import Reach
 
     return Reach(state_dir=state_dir, edge=edge, ca=ca, token=token)
+
+
+def _check_muted(category: str, topic: str) -> None:
+    if not category and not topic:
+        raise typer.BadParameter("give --category, --topic or both")
 
 
 def _flag(switch: Switch | None) -> bool | None:

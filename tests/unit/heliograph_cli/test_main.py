@@ -17,7 +17,7 @@ def _heliograph(*argv: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, timeout=25)
 
 
-@pytest.mark.parametrize("words", [(), ("up",), ("publish",), ("prefs", "set")])
+@pytest.mark.parametrize("words", [(), ("up",), ("publish",), ("prefs", "mute"), ("topics", "list")])
 def test_help_imports_nothing_slow(words: tuple[str, ...], tmp_path: Path) -> None:
     """Asking for help answers at once: neither settings nor logs nor gRPC are loaded."""
     program = f"""
@@ -49,7 +49,17 @@ def test_a_failure_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("publish", "no recipients"), ("mark", "alice"), ("prefs", "set", "alice", "general"), ("nonsense",)]
+    "words",
+    [
+        ("publish", "no recipients"),
+        ("mark", "alice"),
+        ("prefs", "set", "alice", "general"),
+        ("prefs", "mute", "alice"),
+        ("prefs", "unmute", "alice"),
+        ("prefs", "mute", "alice", "--topic", "news", "--for", "a while"),
+        ("topics", "subscribe", "alice"),
+        ("nonsense",),
+    ],
 )
 def test_wrong_usage_is_exit_code_two(words: tuple[str, ...], tmp_path: Path) -> None:
     """What is missing or unknown on the command line is said before anything is done."""

@@ -44,7 +44,7 @@ def test_peers_follow_from_who_may_call() -> None:
         "prefs": (),
         "presence": (),
         "delivery": ("prefs", "presence", "gateway"),
-        "gateway": ("presence", "delivery"),
+        "gateway": ("prefs", "presence", "delivery"),
         "edge": ("ingest", "prefs", "delivery"),
     }
 
