@@ -27,8 +27,11 @@ from svc_gateway.decisions import Limits as SessionLimits
 from svc_gateway.handshake import Options
 from svc_ingest.limits import LIMITS
 from svc_prefs import core as prefs
+from svc_prefs import mutes, topics
+from svc_prefs.ports import LogLimits
 from svc_presence import core as presence
 
+_DAY_US = 24 * 3600 * 1_000_000
 DOCS = Path(__file__).resolve().parent
 SERVICES = ("ingest", "fanout", "presence", "gateway", "delivery", "prefs")
 STATES = ("proposed", "accepted", "superseded", "rejected")
@@ -130,7 +133,7 @@ def limits_page() -> str:
         ("Publish", "`svc_ingest/limits.py`", publish),
         (
             "Inbox and preferences",
-            "`svc_delivery/core.py`, `svc_delivery/replay.py` and `svc_prefs/core.py`",
+            "`svc_delivery/core.py`, `svc_delivery/replay.py` and `svc_prefs/{core,mutes,topics}.py`",
             _list_limits(),
         ),
         (
@@ -147,11 +150,32 @@ def limits_page() -> str:
 
 
 def _list_limits() -> list[tuple[str, str, str]]:
+    log = LogLimits()
     return [
         ("page_size", f"0 means {replay.LIST_PAGE}, at most {replay.LARGEST_PAGE}", "more is cut down"),
         ("marks of one BatchMark", _range(1, delivery.MARKS_A_CALL, "marks"), "FIELD_INVALID"),
         ("ids of one mark", _range(1, delivery.REFS_A_MARK, "ids"), "FIELD_INVALID"),
         ("ids of one BatchMark", _range(1, delivery.REFS_A_CALL, "ids"), "FIELD_INVALID"),
+        ("mutes of one recipient", _range(0, mutes.LARGEST_MUTES, "mutes"), "FIELD_INVALID"),
+        ("a topic's id", _range(1, mutes.TOPIC_CHARACTERS, "characters"), "FIELD_INVALID"),
+        ("topics of one Subscribe or Unsubscribe", _range(1, topics.TOPICS_A_CALL, "topics"), "FIELD_INVALID"),
+        ("subscriptions of one recipient", _range(0, topics.LARGEST_SUBSCRIPTIONS, "topics"), "FIELD_INVALID"),
+        (
+            "ListSubscriptions page_size",
+            _page(topics.SUBSCRIPTION_PAGE, topics.LARGEST_SUBSCRIPTION_PAGE),
+            "more is cut down",
+        ),
+        (
+            "ListSubscribers page_size",
+            _page(topics.SUBSCRIBER_PAGE, topics.LARGEST_SUBSCRIBER_PAGE),
+            "more is cut down",
+        ),
+        ("ListWishChanges page_size", _page(prefs.LARGEST_CHANGE_PAGE, prefs.LARGEST_CHANGE_PAGE), "more is cut down"),
+        (
+            "log of changed wishes",
+            f"{log.count:,} changes of {log.age_us // _DAY_US} days",
+            "the asker forgets everything",
+        ),
         ("BatchResolve", _range(1, prefs.LARGEST_BATCH_ITEMS, "items"), "FIELD_INVALID"),
         ("BatchResolve, recipients in all", _range(1, prefs.LARGEST_BATCH_RECIPIENTS, "recipients"), "FIELD_INVALID"),
     ]
@@ -211,6 +235,10 @@ def _inner_limits() -> list[tuple[str, str, str]]:
 
 def _range(least: float, most: float, unit: str) -> str:
     return f"{least:,g} to {most:,.0f} {unit}" if most == int(most) else f"{least:,g} to {most:g} {unit}"
+
+
+def _page(default: int, most: int) -> str:
+    return f"0 means {default:,}, at most {most:,}"
 
 
 def _cell(text: str) -> str:
