@@ -39,7 +39,6 @@ _BUFFER = "envoy.filters.http.buffer"
 _TRANSCODER = "envoy.filters.http.grpc_json_transcoder"
 _RATE = "envoy.filters.http.local_ratelimit"
 _RATE_MESSAGE = "extensions.filters.http.local_ratelimit.v3.LocalRateLimit"
-_WEBSOCKET_CLUSTER = "gateway_ws"
 _REMEMBERED_ADDRESSES = 10_000
 # Headers by which the parts of the mesh speak to each other, and Envoy to itself.
 _OWN_HEADERS = ("x-heliograph-", "x-envoy-", "x-forwarded-client-cert")
@@ -52,29 +51,29 @@ def edge_file(topology: Topology, contract: Contract, layout: Layout, nodes: Seq
         topology: the numbers.
         contract: what is open to producers and recipients.
         layout: where the files are.
-        nodes: the gateway nodes that take WebSocket connections.
+        nodes: the gateway nodes that take sessions.
     """
-    gateways = [socket_address(topology.address, node.port) for node in nodes]
+    services = [peer for peer in peers_of(EDGE, contract, topology) if peer != GATEWAY]
     clusters = [
-        peer_cluster(topology, layout, caller=EDGE, peer=peer, addresses=_addresses(topology, peer, gateways))
-        for peer in peers_of(EDGE, contract, topology)
+        peer_cluster(
+            topology,
+            layout,
+            caller=EDGE,
+            peer=peer,
+            addresses=[socket_address(topology.address, topology.port_of(peer))],
+        )
+        for peer in services
     ]
-    websocket = peer_cluster(
-        topology,
-        layout,
-        caller=EDGE,
-        peer=GATEWAY,
-        addresses=gateways,
-        name=_WEBSOCKET_CLUSTER,
-        websocket=True,
-    )
+    # One for both kinds of sessions: a node's load is the number of all of them.
+    gateways = [socket_address(topology.address, node.port) for node in nodes]
+    sessions = peer_cluster(topology, layout, caller=EDGE, peer=GATEWAY, addresses=gateways, sessions=True)
     return envoy_file(
         topology,
         layout,
         EDGE,
         port=topology.port_of(EDGE),
         listeners=[_listener(topology, contract, layout)],
-        clusters=[*clusters, websocket],
+        clusters=[*clusters, sessions],
     )
 
 
@@ -86,10 +85,6 @@ def open_methods(topology: Topology, contract: Contract) -> list[tuple[str, Meth
         for method in contract.methods(serves)
         if method.roles & {PRODUCER, "recipient"}
     ]
-
-
-def _addresses(topology: Topology, peer: str, gateways: Sequence[Piece]) -> Sequence[Piece]:
-    return gateways if peer == GATEWAY else [socket_address(topology.address, topology.port_of(peer))]
 
 
 # ---------------------------------------------------------------- listener
@@ -224,7 +219,7 @@ def _websocket_route(topology: Topology) -> Piece:
     return {
         "match": {"path": topology.gateway.websocket_path},
         "route": {
-            "cluster": _WEBSOCKET_CLUSTER,
+            "cluster": GATEWAY,
             "timeout": NEVER,
             "idle_timeout": NEVER,
             "upgrade_configs": WEBSOCKET,
@@ -241,6 +236,9 @@ def _websocket_route(topology: Topology) -> Piece:
 def _method_route(topology: Topology, service: str, method: Method) -> Piece:
     rates = topology.edge.rates
     rate = rates.producer if PRODUCER in method.roles else rates.recipient
+    if service == GATEWAY:
+        # A call opens a session, and costs as much as an opening handshake.
+        rate = rates.websocket
     prefix = method.path.rpartition("/")[2].lower()
     off = any_of("config.route.v3.FilterConfig", disabled=True)
     common: Piece = {
@@ -248,7 +246,9 @@ def _method_route(topology: Topology, service: str, method: Method) -> Piece:
         "typed_per_filter_config": {_BUFFER: off, _RATE: _rate(prefix, rate)},
     }
     if method.streaming:
-        return {**common, "route": {"cluster": service, "timeout": NEVER, "idle_timeout": NEVER}}
+        # Who answers "unavailable" at once has not begun: another endpoint may.
+        stream = {"cluster": service, "timeout": NEVER, "idle_timeout": NEVER}
+        return {**common, "route": {**stream, "retry_policy": retry_unsent(also="unavailable")}}
     longest = seconds(topology.timeouts.unary)
     return {
         **common,

@@ -119,23 +119,23 @@ def windows(stream: int, connection: int) -> Piece:
     return {"initial_stream_window_size": stream, "initial_connection_window_size": connection}
 
 
-def http2_upstream(topology: Topology, *, own: bool = False, websocket: bool = False) -> Piece:
+def http2_upstream(topology: Topology, *, own: bool = False, sessions: bool = False) -> Piece:
     """Returns how a cluster speaks HTTP/2.
 
     Args:
         topology: the numbers.
         own: the cluster is the own service's socket, which is never replaced.
-        websocket: WebSocket connections travel inside.
+        sessions: sessions travel inside, as WebSockets or gRPC streams.
     """
     sizes, health = topology.windows, topology.health
     stream, connection = sizes.stream_bytes, sizes.connection_bytes
-    if websocket:
+    if sessions:
         stream, connection = sizes.websocket_stream_bytes, sizes.websocket_connection_bytes
     options = windows(stream, connection)
     if not own:
         keepalive = {"interval": seconds(health.keepalive_interval), "timeout": seconds(health.keepalive_timeout)}
         options["connection_keepalive"] = keepalive
-    if websocket:
+    if sessions:
         options["allow_connect"] = True
     upstream = any_of(
         "extensions.upstreams.http.v3.HttpProtocolOptions",
@@ -189,8 +189,7 @@ def peer_cluster(
     caller: str,
     peer: str,
     addresses: Sequence[Piece],
-    name: str = "",
-    websocket: bool = False,
+    sessions: bool = False,
 ) -> Piece:
     """Returns the cluster of another service's sidecars: checked, balanced, and of exactly one identity.
 
@@ -200,11 +199,10 @@ def peer_cluster(
         caller: whose certificate is shown.
         peer: the service at the far side.
         addresses: its sidecars.
-        name: the cluster's; the peer's when left out.
-        websocket: the cluster carries WebSocket connections.
+        sessions: the cluster carries sessions.
     """
-    name, health = name or peer, topology.health
-    interval = seconds(health.websocket_interval if websocket else health.interval)
+    health = topology.health
+    interval = seconds(health.websocket_interval if sessions else health.interval)
     checks = {
         "timeout": seconds(health.timeout),
         "interval": interval,
@@ -213,8 +211,8 @@ def peer_cluster(
         "healthy_threshold": 1,
         "grpc_health_check": {"service_name": ""},
     }
-    cluster = base_cluster(topology, name, "STATIC", "LEAST_REQUEST")
-    if websocket:
+    cluster = base_cluster(topology, peer, "STATIC", "LEAST_REQUEST")
+    if sessions:
         cluster["per_connection_buffer_limit_bytes"] = topology.edge.limits.buffer_bytes
     return {
         **cluster,
@@ -227,8 +225,8 @@ def peer_cluster(
             "base_ejection_time": seconds(health.ejection_time),
             "max_ejection_percent": health.ejection_percent,
         },
-        "typed_extension_protocol_options": http2_upstream(topology, websocket=websocket),
-        "load_assignment": endpoints(name, addresses),
+        "typed_extension_protocol_options": http2_upstream(topology, sessions=sessions),
+        "load_assignment": endpoints(peer, addresses),
         "transport_socket": client_tls(service_folder(layout.certs_dir, caller), topology.identity(f"svc/{peer}")),
     }
 

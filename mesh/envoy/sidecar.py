@@ -45,6 +45,7 @@ PRODUCER_HEADER = "x-heliograph-producer"
 
 _LOCAL = "local"
 _LOCAL_WEBSOCKET = "local_ws"
+_LOCAL_SESSIONS = "local_sessions"
 # Streams of the standard services; all else of theirs is unary.
 _STANDARD_STREAMS: Sequence[Piece] = (
     {"path": "/grpc.health.v1.Health/Watch"},
@@ -70,7 +71,7 @@ def sidecar_file(topology: Topology, contract: Contract, layout: Layout, place: 
     }
     clusters = [local, *(_peer(topology, layout, place.service, peer) for peer in peers)]
     if addressed(place.service):
-        clusters.append(_websocket_cluster(topology, layout, place.process))
+        clusters += [_websocket_cluster(topology, layout, place.process), _sessions_cluster(topology, layout, place)]
     return envoy_file(
         topology,
         layout,
@@ -137,8 +138,11 @@ def _inbound_routes(topology: Topology, place: Place, methods: Sequence[Method],
         upgrade = {"cluster": _LOCAL_WEBSOCKET, "timeout": NEVER, "idle_timeout": NEVER, "upgrade_configs": WEBSOCKET}
         routes.append({"match": {"path": websocket}, "route": upgrade})
         routes += _guard(place.process, methods)
-    streams: list[Piece] = [{"path": method.path} for method in methods if method.streaming]
-    for match in (*streams, *_STANDARD_STREAMS):
+    for method in methods:
+        if method.streaming:
+            cluster = _LOCAL_SESSIONS if addressed(place.service) and _from_outside(method) else _LOCAL
+            routes += _from_edge_or_peer(topology, {"path": method.path}, _stream(cluster, offset))
+    for match in _STANDARD_STREAMS:
         routes += _from_edge_or_peer(topology, match, _stream(_LOCAL, offset))
     return [*routes, *_from_edge_or_peer(topology, {"prefix": "/"}, _unary(topology, _LOCAL, offset))]
 
@@ -222,7 +226,7 @@ def _addressed_routes(topology: Topology, peer: str, methods: Sequence[Method]) 
             "route": {"cluster": peer, "timeout": NEVER, "idle_timeout": NEVER},
         }
         for method in methods
-        if method.streaming
+        if method.streaming and not _from_outside(method)
     ]
     return [*routes, {"match": {"prefix": "/"}, "direct_response": denial(503, "no such node address")}]
 
@@ -264,4 +268,16 @@ def _websocket_cluster(topology: Topology, layout: Layout, process: str) -> Piec
         **base_cluster(topology, _LOCAL_WEBSOCKET, "STATIC", "ROUND_ROBIN"),
         "per_connection_buffer_limit_bytes": topology.edge.limits.buffer_bytes,
         "load_assignment": endpoints(_LOCAL_WEBSOCKET, [{"pipe": {"path": layout.websocket(process)}}]),
+    }
+
+
+def _sessions_cluster(topology: Topology, layout: Layout, place: Place) -> Piece:
+    """Returns the cluster of the own socket for sessions.
+
+    A connection apart: each session that does not read fills a window, and must not fill that of the links.
+    """
+    return {
+        **local_cluster(topology, _LOCAL_SESSIONS, layout.socket(place.process)),
+        "per_connection_buffer_limit_bytes": topology.edge.limits.buffer_bytes,
+        "typed_extension_protocol_options": http2_upstream(topology, own=True, sessions=True),
     }

@@ -45,7 +45,7 @@ def test_peers_follow_from_who_may_call() -> None:
         "presence": (),
         "delivery": ("prefs", "presence", "gateway"),
         "gateway": ("prefs", "presence", "delivery"),
-        "edge": ("ingest", "prefs", "delivery"),
+        "edge": ("ingest", "prefs", "delivery", "gateway"),
     }
 
 

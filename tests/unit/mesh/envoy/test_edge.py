@@ -9,6 +9,8 @@ from mesh.envoy.edge import open_methods
 from tests.support.contract import access_of, descriptors, services
 from tests.support.envoys import clusters, http, listener, routes, topology
 
+CONNECT = "/heliograph.gateway.v1.ClientService/Connect"
+
 
 def _method_routes() -> dict[str, Any]:
     return {route["match"]["path"]: route for route in routes("edge", "edge") if "path" in route["match"]}
@@ -29,7 +31,8 @@ def test_every_open_route_has_a_rate_for_each_address() -> None:
     rates = topology().edge.rates
     for path, route in _method_routes().items():
         limit = route["typed_per_filter_config"]["envoy.filters.http.local_ratelimit"]
-        rate = rates.websocket if path == "/v1/ws" else rates.producer if "Publish" in path else rates.recipient
+        opens_session = path in ("/v1/ws", CONNECT)
+        rate = rates.websocket if opens_session else rates.producer if "Publish" in path else rates.recipient
         assert limit["token_bucket"]["max_tokens"] == rate.total
         assert limit["descriptors"][0]["token_bucket"]["max_tokens"] == rate.address
 
@@ -65,15 +68,25 @@ def test_the_body_limit_stands_before_the_transcoder_and_the_rate_behind_it() ->
 def test_rest_gets_a_deadline() -> None:
     """A request without one is bounded like any unary call."""
     for path, route in _method_routes().items():
-        if path != "/v1/ws":
+        if path not in ("/v1/ws", CONNECT):
             (added,) = route["request_headers_to_add"]
             assert added["header"] == {"key": "grpc-timeout", "value": "10000m"}
             assert route["route"]["max_stream_duration"]["max_stream_duration"] == "10s"
 
 
-def test_websockets_are_spread_over_checked_nodes() -> None:
+def test_sessions_over_grpc_are_spread_like_websockets_and_live_as_long() -> None:
+    """The same nodes; nothing ends a stream that is idle, and who is refused at once gets another node."""
+    found = _method_routes()[CONNECT]["route"]
+    assert found["cluster"] == _method_routes()["/v1/ws"]["route"]["cluster"] == "gateway"
+    assert (found["timeout"], found["idle_timeout"]) == ("0s", "0s")
+    assert "max_stream_duration" not in found
+    assert "unavailable" in found["retry_policy"]["retry_on"].split(",")
+    assert _method_routes()[CONNECT]["typed_per_filter_config"]["envoy.filters.http.buffer"]["disabled"] is True
+
+
+def test_sessions_are_spread_over_checked_nodes() -> None:
     """All nodes are endpoints, checked more often than others, with windows for thousands of sessions."""
-    cluster = clusters("edge")["gateway_ws"]
+    cluster = clusters("edge")["gateway"]
     endpoints = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
     ports = [one["endpoint"]["address"]["socket_address"]["port_value"] for one in endpoints]
     assert ports == [7440, 7441]

@@ -29,7 +29,7 @@ def test_every_connection_to_another_machine_is_authenticated() -> None:
             if not tcp:
                 assert "transport_socket" not in cluster
                 continue
-            peer = "gateway" if name == "gateway_ws" else name
+            peer = name
             context = cluster["transport_socket"]["typed_config"]["common_tls_context"]
             names = context["combined_validation_context"]["default_validation_context"][
                 "match_typed_subject_alt_names"

@@ -10,6 +10,7 @@ import pytest
 from tests.support.envoys import clusters, http, listener, routes, topology
 
 DISPATCH = "/heliograph.delivery.v1.DeliveryService/Dispatch"
+CONNECT = "/heliograph.gateway.v1.ClientService/Connect"
 DELIVER = "/heliograph.gateway.v1.GatewayService/Deliver"
 
 
@@ -93,6 +94,21 @@ def test_a_gateway_node_is_called_by_address_and_checked_by_name() -> None:
     guards = [route for route in routes("gw-test-1", "inbound") if route["match"].get("path") == DELIVER][:2]
     assert guards[0]["match"]["headers"] == [{"name": "x-heliograph-node", "string_match": {"exact": "gw-test-1"}}]
     assert guards[1]["direct_response"]["status"] == 503
+
+
+def test_sessions_over_grpc_have_a_connection_apart_from_links() -> None:
+    """Nobody's name has to be said, and a client that does not read fills a small window, not the links' connection."""
+    found = [route for route in routes("gw-test-1", "inbound") if route["match"].get("path") == CONNECT]
+    assert [route["route"]["cluster"] for route in found] == ["local_sessions", "local_sessions"]
+    assert all(route["route"]["idle_timeout"] == "0s" for route in found)
+    assert not [route for route in routes("delivery", "outbound", "gateway") if route["match"].get("path") == CONNECT]
+    known = clusters("gw-test-1")
+    assert known["local_sessions"]["load_assignment"]["endpoints"] == known["local"]["load_assignment"]["endpoints"]
+    (options,) = known["local_sessions"]["typed_extension_protocol_options"].values()
+    http2 = options["explicit_http_config"]["http2_protocol_options"]
+    assert http2["initial_stream_window_size"] == 65_536
+    assert http2["initial_connection_window_size"] > 10_000 * http2["initial_stream_window_size"]
+    assert "local_sessions" not in clusters("delivery")
 
 
 def test_websockets_go_to_the_nodes_own_socket() -> None:
