@@ -14,7 +14,7 @@ from heliograph.type.v1 import envelope_pb2, notification_pb2, plan_pb2
 from mesh.errors import DataLoss, Failure
 from mesh.ids import from_text, join_key
 from mesh.times import micros_of, set_micros
-from svc_delivery import core
+from svc_delivery import steps
 from svc_delivery.ports import DecisionWrite, FollowUpWrite, RowWrite
 
 # S: the largest difference between the clocks of two processes; nothing expires before everybody agrees.
@@ -36,6 +36,7 @@ class Intake(msgspec.Struct):
         rows: one a recipient who gets something.
         decisions: why others get nothing.
         follow_up: what to look at again; None when no plan goes beyond the inbox.
+        later: follow-ups of plans whose time is another one than the first.
         offers: what goes live once the rows are durable.
         refusals: events of the batch that cannot be taken, by their index.
         suppressed_count: recipients in `decisions`.
@@ -47,6 +48,7 @@ class Intake(msgspec.Struct):
     offers: list[Offer]
     refusals: list[tuple[int, Failure]]
     suppressed_count: int = 0
+    later: list[FollowUpWrite] = []
 
 
 def undecodable(what: str) -> DataLoss:
@@ -67,29 +69,37 @@ def take(batch: delivery_service_pb2.DispatchBatch, now_us: int) -> Intake:
         now_us: wall clock in µs.
     """
     intake = nothing(refusals=[])
-    record = lane_record_pb2.LaneRecord()
-    follow_ups = record.follow_ups
-    live = [_live_step(plan) for plan in batch.plans]
+    records: dict[int, lane_record_pb2.LaneRecord] = {}
+    looks = [steps.first_look(now_us, plan) for plan in batch.plans]
     for index, dispatch in enumerate(batch.dispatches):
         try:
-            _take_dispatch(dispatch, batch.plans, live, now_us, intake, follow_ups)
+            _take_dispatch(dispatch, batch.plans, looks, now_us, intake, records)
         except Failure as failure:
             intake.refusals.append((index, failure))
-    if follow_ups.items:
-        follow_ups.plans.extend(batch.plans)
-        due_us = min(due for due in (core.first_due(now_us, plan) for plan in batch.plans) if due is not None)
-        set_micros(record.due_time, due_us)
-        intake.follow_up = FollowUpWrite(due_us=due_us, record=record.SerializeToString())
+    follow_ups = [_written(due_us, records[due_us], batch.plans) for due_us in sorted(records)]
+    if follow_ups:
+        intake.follow_up, *intake.later = follow_ups
     return intake
+
+
+def is_expired(envelope: envelope_pb2.Envelope, now_us: int) -> bool:
+    """Says whether the event's own time is over for everybody."""
+    return envelope.HasField("expire_time") and micros_of(envelope.expire_time) + CLOCK_ALLOWANCE_US < now_us
+
+
+def _written(due_us: int, record: lane_record_pb2.LaneRecord, plans: Sequence[plan_pb2.Plan]) -> FollowUpWrite:
+    record.follow_ups.plans.extend(plans)
+    set_micros(record.due_time, due_us)
+    return FollowUpWrite(due_us=due_us, record=record.SerializeToString())
 
 
 def _take_dispatch(
     dispatch: delivery_service_pb2.Dispatch,
     plans: Sequence[plan_pb2.Plan],
-    live: Sequence[int | None],
+    looks: Sequence[tuple[int, int] | None],
     now_us: int,
     intake: Intake,
-    follow_ups: lane_record_pb2.FollowUpBatch,
+    records: dict[int, lane_record_pb2.LaneRecord],
 ) -> None:
     envelope = dispatch.envelope
     if envelope.kind != envelope_pb2.ENVELOPE_KIND_NOTIFY:
@@ -110,7 +120,7 @@ def _take_dispatch(
         envelope.category,
     )
     expire_us = micros_of(envelope.expire_time) if envelope.HasField("expire_time") else None
-    expired = expire_us is not None and expire_us + CLOCK_ALLOWANCE_US < now_us
+    expired = is_expired(envelope, now_us)
     for group in dispatch.groups:
         reason = plan_pb2.SUPPRESS_REASON_EXPIRED if expired else plans[group.plan_index].suppress_reason
         if reason:
@@ -120,12 +130,14 @@ def _take_dispatch(
             continue
         keys = [join_key(tenant_id, recipient_id) for recipient_id in group.recipient_ids]
         intake.rows += [RowWrite(key, notification_id, revision, category, content, expire_us) for key in keys]
-        step_index = live[group.plan_index]
-        if step_index is None:
+        look = looks[group.plan_index]
+        if look is None:
             continue
-        intake.offers.append(Offer(envelope, notification_id, keys))
+        step_index, due_us = look
+        if plans[group.plan_index].steps[step_index].channel == notification_pb2.CHANNEL_LIVE:
+            intake.offers.append(Offer(envelope, notification_id, keys))
         ref = notification_pb2.NotificationRef(notification_id=envelope.notification_id, revision=revision)
-        follow_ups.items.extend(
+        records.setdefault(due_us, lane_record_pb2.LaneRecord()).follow_ups.items.extend(
             [
                 lane_record_pb2.FollowUp(
                     recipient_key=key,
@@ -137,11 +149,3 @@ def _take_dispatch(
                 for key in keys
             ]
         )
-
-
-def _live_step(plan: plan_pb2.Plan) -> int | None:
-    """Returns the index of a plan's live step; None without one."""
-    for index, step in enumerate(plan.steps):
-        if step.channel == notification_pb2.CHANNEL_LIVE:
-            return index
-    return None

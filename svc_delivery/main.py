@@ -1,4 +1,4 @@
-"""Wires svc_delivery: settings → store → presence, links, offers → servicers → follow-ups → app."""
+"""Wires svc_delivery: settings → store → presence, links, offers → rows, channels, letters → servicers → app."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from heliograph.access.v1 import access_pb2
 from heliograph.delivery.v1 import (
+    dead_letter_service_pb2,
+    dead_letter_service_pb2_grpc,
     delivery_service_pb2,
     delivery_service_pb2_grpc,
     inbox_service_pb2,
@@ -20,20 +22,27 @@ from mesh.ids import to_text
 from mesh.server import Server
 from mesh.telemetry import path_tracer
 from mesh.tokens import TokenVerifier
+from svc_delivery.caution import Caution
+from svc_delivery.channels import PlanWalker
 from svc_delivery.counts import Counts
+from svc_delivery.explain import Explainer
 from svc_delivery.links import Link
 from svc_delivery.marks import Marks
 from svc_delivery.metrics import Metrics
 from svc_delivery.nodes import Links
 from svc_delivery.offers import Offers
-from svc_delivery.peers import GrpcPresence
+from svc_delivery.peers import GrpcPrefs, GrpcPresence
 from svc_delivery.ports import MarkWrite, NodeAddress
+from svc_delivery.redrive import Redriver
+from svc_delivery.rows import Rows
 from svc_delivery.service import DeliveryService
+from svc_delivery.service_dead_letters import DeadLetterService
 from svc_delivery.service_inbox import InboxService
 from svc_delivery.settings import DeliverySettings
 from svc_delivery.settled import Settled
 from svc_delivery.store import open_store
-from svc_delivery.worker import FollowUpWorker, sweep
+from svc_delivery.wishes import Wishes
+from svc_delivery.worker import RECORDS, FollowUpWorker, sweep
 from svc_delivery.writes import FreshWriter
 
 # A follow-up is first due after the ack window of 10 s; what is remembered longer saves nothing.
@@ -88,8 +97,38 @@ def wire(app: App, settings: DeliverySettings) -> None:
     links = Links(channels=channels, presence=presence, make_link=make_link, poll=settings.node_poll)
     offers = Offers(presence=presence, nodes=links, settled=settled, metrics=metrics, limit=settings.link_queue)
     marks = Marks(writer=writer, counts=counts, changes=offers, stored=stored)
-    delivery = DeliveryService(
+    wishes = Wishes(GrpcPrefs(channels))
+    rows = Rows(writer=writer, follow_ups=store.follow_ups, wishes=wishes, metrics=metrics, now_us=counts.now_us)
+    walker = PlanWalker(
+        inbox=store.inbox,
+        cells=store.steps,
+        wishes=wishes,
+        # No channel beyond inbox and live has a sender yet; a plan that names one passes over it.
+        senders={},
+        metrics=metrics,
+        now_us=counts.now_us,
+    )
+    redriver = Redriver(
+        dead_letters=store.dead_letters,
+        follow_ups=store.follow_ups,
+        inbox=store.inbox,
+        cells=store.steps,
         writer=writer,
+        wishes=wishes,
+        offers=offers,
+        metrics=metrics,
+        now_us=counts.now_us,
+    )
+    dead_letters = DeadLetterService(dead_letters=store.dead_letters, redriver=redriver)
+    delivery = DeliveryService(
+        rows=rows,
+        explainer=Explainer(
+            inbox=store.inbox,
+            cells=store.steps,
+            follow_ups=store.follow_ups,
+            dead_letters=store.dead_letters,
+            now_us=counts.now_us,
+        ),
         offers=offers,
         clock=app.clock,
         metrics=metrics,
@@ -115,6 +154,7 @@ def wire(app: App, settings: DeliverySettings) -> None:
     descriptors = (
         delivery_service_pb2.DESCRIPTOR.services_by_name["DeliveryService"],
         inbox_service_pb2.DESCRIPTOR.services_by_name["InboxService"],
+        dead_letter_service_pb2.DESCRIPTOR.services_by_name["DeadLetterService"],
     )
     server = Server(
         name=settings.service,
@@ -128,9 +168,14 @@ def wire(app: App, settings: DeliverySettings) -> None:
     )
     server.add(delivery_service_pb2_grpc.add_DeliveryServiceServicer_to_server, delivery, descriptors[0])
     server.add(inbox_service_pb2_grpc.add_InboxServiceServicer_to_server, inbox, descriptors[1])
+    add_dead_letters = dead_letter_service_pb2_grpc.add_DeadLetterServiceServicer_to_server
+    server.add(add_dead_letters, dead_letters, descriptors[2])
     follow_ups = FollowUpWorker(
         follow_ups=store.follow_ups,
         inbox=store.inbox,
+        rows=rows,
+        channels=walker,
+        caution=Caution(store.suspects, page=RECORDS),
         presence=presence,
         offers=offers,
         settled=settled,
@@ -144,6 +189,7 @@ def wire(app: App, settings: DeliverySettings) -> None:
     app.supervise("offers", offers.run)
     app.supervise("follow_ups", follow_ups.run)
     app.supervise("sweep", lambda: sweep(store.inbox, app.clock))
+    app.supervise("sweep letters", lambda: sweep(store.dead_letters, app.clock, event="dead_letters_swept"))
     app.on_ready(server.set_serving)
     app.on_drain("dispatch", delivery.drain)
     app.on_drain("live", flush)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from heliograph.delivery.v1 import dead_letter_service_pb2
 from mesh.telemetry import Telemetry
 
 
@@ -50,6 +51,34 @@ class Metrics:
             registry=registry,
         )
         self.follow_ups = {kind: follow_ups.labels(kind) for kind in ("settled", "done", "again", "parked")}
+        retried = Counter(
+            "heliograph_delivery_retried_rows_total",
+            "Rows that a healthy store refused, and what came of them on the retry lane",
+            ["outcome"],
+            registry=registry,
+        )
+        self.retried_rows = {kind: retried.labels(kind) for kind in ("refused", "written", "dropped")}
+        attempts = Counter(
+            "heliograph_delivery_attempts_total",
+            "Attempts over channels beyond inbox and live, by what came of them",
+            ["outcome"],
+            registry=registry,
+        )
+        outcomes = ("sent", "retry", "refused", "exhausted", "skipped", "suppressed", "unanswered")
+        self.attempts = {kind: attempts.labels(kind) for kind in outcomes}
+        buried = Counter(
+            "heliograph_delivery_dead_letters_total", "Deliveries given up, by why", ["reason"], registry=registry
+        )
+        self.dead_letters: dict[int, Counter] = {
+            number: buried.labels(name.removeprefix("DEAD_LETTER_REASON_").lower())
+            for name, number in dead_letter_service_pb2.DeadLetterReason.items()
+            if number
+        }
+        self.redriven = Counter(
+            "heliograph_delivery_redriven_total",
+            "Dead letters that operators sent on their way again",
+            registry=registry,
+        )
         reloads = Counter(
             "heliograph_delivery_reloads_total",
             "Replays that sent the whole window, by why the cursor could not be used",

@@ -1,9 +1,13 @@
-"""Presence over gRPC. Path step 6: where the recipient is, and which nodes there are."""
+"""Presence and prefs over gRPC.
+
+Path step 6: where the recipient is, and which nodes there are; step 8: what is wanted before a late send.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
 from heliograph.presence.v1 import presence_service_pb2 as pb
 from heliograph.presence.v1 import presence_service_pb2_grpc as pb_grpc
 from mesh.channel import Channels, call
@@ -11,6 +15,7 @@ from svc_delivery.ports import NodeAddress
 
 _LOOK_UP_TIMEOUT = 2.0
 _NODES_TIMEOUT = 2.0
+_RESOLVE_TIMEOUT = 5.0
 
 
 class GrpcPresence:
@@ -57,3 +62,19 @@ class GrpcPresence:
             page_token = response.next_page_token
             if not page_token:
                 return nodes
+
+
+class GrpcPrefs:
+    """Implements `ports_channels.Prefs` on PrefsService."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._stub: prefs_service_pb2_grpc.PrefsServiceStub | None = None
+
+    async def resolve(self, request: prefs_service_pb2.BatchResolveRequest) -> prefs_service_pb2.BatchResolveResponse:
+        """See the port."""
+        if self._stub is None:
+            # A channel belongs to the running loop, which is not there yet when the process is wired.
+            self._stub = prefs_service_pb2_grpc.PrefsServiceStub(self._channels.unary("prefs"))
+        metadata = self._channels.metadata()
+        return await call(self._stub.BatchResolve, request, timeout=_RESOLVE_TIMEOUT, metadata=metadata)

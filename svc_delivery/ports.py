@@ -16,6 +16,7 @@ import msgspec
 
 from heliograph.gateway.v1 import gateway_service_pb2
 from heliograph.type.v1 import envelope_pb2
+from svc_delivery.ports_dead_letters import DeadLetterRecord
 
 # ---------------------------------------------------------------- storage: values
 
@@ -61,15 +62,6 @@ class FollowUpRecord(msgspec.Struct, frozen=True, gc=False):
     record_id: int
     due_us: int
     record: bytes
-
-
-class ParkedRecord(msgspec.Struct, frozen=True, gc=False):
-    """A follow-up that could not be read, with its bytes and the reason."""
-
-    record_id: int
-    record: bytes
-    reason: str
-    park_us: int
 
 
 class AckLevel(IntEnum):
@@ -158,6 +150,18 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     content: bytes
 
 
+class RowsRefused(Exception):
+    """A healthy store refused some rows of a write: they alone are not stored, and may never be.
+
+    Attributes:
+        reasons: index of each refused row → why, in one line for people.
+    """
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        super().__init__(f"{len(reasons)} rows are refused, among them: {next(iter(reasons.values()), '')}")
+        self.reasons = reasons
+
+
 # ---------------------------------------------------------------- storage: ports
 
 
@@ -187,6 +191,9 @@ class Inbox(Protocol):
         A row that is there keeps its cells; its content, category and expiry are replaced by a higher revision only,
         whichever comes first. Row stamp and inbox head become the larger of theirs and `stamp`. A row below what
         trimming removed stays away. A decision that is there is not stored twice; a follow-up is.
+
+        A row that the store refuses, or whose partition does not answer, harms no other: the others are stored, the
+        follow-up and the decisions are not, and RowsRefused names it. A store that is down as a whole is Unavailable.
 
         Whether the answer came early enough to count is for the caller to say (see `writes`).
         """
@@ -241,23 +248,27 @@ class FollowUps(Protocol):
     """Follow-ups by due time. A record is there until it is finished; nothing else removes it."""
 
     async def due(self, now_us: int, limit: int) -> Sequence[FollowUpRecord]:
-        """Returns records whose time has come, the longest due first; they stay until `finish` or `park`."""
+        """Returns records whose time has come, the longest due first; they stay until `finish`."""
         ...
 
-    async def finish(self, record_ids: Sequence[int], again: Sequence[FollowUpWrite] = ()) -> None:
-        """Removes records and appends what is left of them: both or neither. Records that are gone are no error."""
+    async def finish(
+        self,
+        record_ids: Sequence[int],
+        again: Sequence[FollowUpWrite] = (),
+        letters: Sequence[DeadLetterRecord] = (),
+    ) -> None:
+        """Removes records, appends what is left of them and buries what is given up: all of it or nothing.
+
+        Records that are gone are no error; a letter that is there already stays as it is.
+        """
         ...
 
     async def next_due(self) -> int | None:
         """Returns the earliest due time, or None when there is no record."""
         ...
 
-    async def park(self, record: FollowUpRecord, reason: str, now_us: int) -> None:
-        """Moves a record that cannot be read to where an operator finds it; repeating that changes nothing."""
-        ...
-
-    async def parked(self, limit: int) -> Sequence[ParkedRecord]:
-        """Returns parked records, oldest first."""
+    async def containing(self, part: bytes, limit: int) -> Sequence[FollowUpRecord]:
+        """Returns records whose bytes contain these, the earliest due first. Slow: for operators only."""
         ...
 
     async def backlog(self, now_us: int) -> int:

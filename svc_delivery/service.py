@@ -1,4 +1,4 @@
-"""DeliveryService: takes plans from fanout and answers when they are durable.
+"""DeliveryService: takes plans from fanout and answers when they are durable; explains what became of them.
 
 Path step 5: rows, decisions and one follow-up a batch, then the answer, then the offers. Several batches are in flight;
 each is begun in the order of its arrival, so one recipient's rows keep their order.
@@ -19,10 +19,10 @@ from mesh.clock import Clock
 from mesh.errors import FailedPrecondition, Failure, Internal, InvalidArgument, Unavailable, describe
 from mesh.streams import Bidi, accept
 from mesh.telemetry import logger
-from svc_delivery import intake
+from svc_delivery.explain import Explainer
 from svc_delivery.metrics import Metrics
 from svc_delivery.offers import Offers
-from svc_delivery.writes import FreshWriter
+from svc_delivery.rows import Rows, Stored
 
 PROTOCOL_VERSION = 1
 FEATURES: tuple[str, ...] = ()
@@ -42,7 +42,8 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
     def __init__(
         self,
         *,
-        writer: FreshWriter,
+        rows: Rows,
+        explainer: Explainer,
         offers: Offers,
         clock: Clock,
         metrics: Metrics,
@@ -55,7 +56,8 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
         """Connects the servicer.
 
         Args:
-            writer: makes batches durable.
+            rows: makes batches durable.
+            explainer: knows what became of a delivery.
             offers: hears of what is durable.
             clock: for expiry and silence.
             metrics: counts.
@@ -65,7 +67,8 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
             silence: seconds of silence that end a stream; also the wait for its opening.
             watch_interval: seconds between two looks at the silence.
         """
-        self._writer = writer
+        self._rows = rows
+        self._explainer = explainer
         self._offers = offers
         self._clock = clock
         self._metrics = metrics
@@ -110,6 +113,10 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
             self._streams.discard(stream)
             if not self._streams:
                 self._idle.set()
+
+    async def Explain(self, request: pb.ExplainRequest, context: _Context) -> pb.ExplainResponse:
+        """Tells why a recipient got an event or did not."""
+        return await self._explainer.explain(request)
 
     async def drain(self) -> None:
         """Asks every caller to move, and waits until what is in flight is answered and the streams have ended."""
@@ -171,7 +178,7 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
             self._trace_batch(batch, {index for index, _ in taken.refusals})
         self._offers.add(taken.offers)
 
-    async def _store(self, batch: pb.DispatchBatch) -> intake.Intake:
+    async def _store(self, batch: pb.DispatchBatch) -> Stored:
         """Makes a batch durable.
 
         An event that breaks something is refused for good: fanout parks it. It must break neither the stream, where it
@@ -181,19 +188,17 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
             Unavailable: the store does not answer; nothing of the batch counts.
         """
         try:
-            taken = intake.take(batch, round(self._clock.wall() * 1_000_000))
-            await self._writer.write(taken.rows, taken.follow_up, taken.decisions)
+            return await self._rows.take(batch)
         except Failure:
             raise
         except Exception as error:
             if len(batch.dispatches) > 1:
                 return await self._store_one_by_one(batch)
             self._log.exception("event_broken", event_ids=[one.envelope.event_id for one in batch.dispatches])
-            return intake.nothing(refusals=[(index, broken(error)) for index in range(len(batch.dispatches))])
-        return taken
+            return Stored(refusals=[(index, broken(error)) for index in range(len(batch.dispatches))])
 
-    async def _store_one_by_one(self, batch: pb.DispatchBatch) -> intake.Intake:
-        stored = intake.nothing(refusals=[])
+    async def _store_one_by_one(self, batch: pb.DispatchBatch) -> Stored:
+        stored = Stored()
         for index, dispatch in enumerate(batch.dispatches):
             one = await self._store(pb.DispatchBatch(plans=batch.plans, dispatches=[dispatch]))
             stored.rows += one.rows

@@ -1,7 +1,8 @@
-"""Looks at follow-ups when they are due: settled, offered again, or left to rest in the inbox.
+"""Looks at follow-ups when they are due: settled, offered again, sent over the next channel, or left to rest.
 
-Path step 8. Memory is asked first, then the row, then presence; core says what is next. A record goes only together
-with what is left of it. Also sweeps what is too old.
+Path steps 8 and 9. Memory is asked first, then the row, then presence; core says what is next. Plans with channels
+beyond inbox and live walk on in `channels`, rows that could not be written are written in `rows`. A record goes only
+together with what is left of it. Also sweeps what is too old.
 """
 
 from __future__ import annotations
@@ -9,42 +10,46 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 from google.protobuf.message import DecodeError
 
-from heliograph.delivery.v1 import lane_record_pb2
-from heliograph.type.v1 import envelope_pb2, plan_pb2
+from heliograph.delivery.v1 import dead_letter_service_pb2, lane_record_pb2
 from mesh.backoff import full_jitter
 from mesh.clock import Clock
 from mesh.errors import Failure
-from mesh.ids import from_text, split_key
 from mesh.telemetry import logger
-from mesh.times import set_micros
-from svc_delivery import core
+from svc_delivery import core, letters, records, steps
+from svc_delivery.caution import DEATHS, Caution
+from svc_delivery.channels import PlanWalker
 from svc_delivery.intake import Offer
 from svc_delivery.metrics import Metrics
 from svc_delivery.offers import Offers
-from svc_delivery.ports import FollowUpRecord, FollowUps, FollowUpWrite, Inbox, Presence, RowKey
+from svc_delivery.ports import FollowUpRecord, FollowUps, FollowUpWrite, Inbox, Presence
+from svc_delivery.ports_dead_letters import DeadLetterRecord
+from svc_delivery.records import Later, Member
+from svc_delivery.rows import Rows
 from svc_delivery.settled import Settled
 
-_RECORDS = 32
-# A record is read whole; without a bound those of a long absence of presence would grow into one another.
-_LARGEST_RECORD = 2_000
+# Due records taken at once.
+RECORDS = 32
 _LARGEST_LOOK_UP = 5_000
 _SWEEP_ROWS = 500
 
 
-class _Member(msgspec.Struct, frozen=True):
-    """One delivery of a due record."""
+class _Page(msgspec.Struct):
+    """Due records as they were read, and what is left of them."""
 
-    follow_up: lane_record_pb2.FollowUp
-    plans: Sequence[plan_pb2.Plan]
-    key: RowKey
+    members: list[Member] = []
+    rows: list[tuple[FollowUpRecord, lane_record_pb2.RetryRow]] = []
+    waiting: dict[int, list[Later]] = {}
+    again: list[FollowUpWrite] = []
+    letters: list[DeadLetterRecord] = []
 
-    @property
-    def plan(self) -> plan_pb2.Plan:
-        return self.plans[self.follow_up.plan_index]
+    def wait(self, due_us: int, member: Member, try_count: int) -> None:
+        """Keeps a delivery for later, where its plan stands."""
+        self.waiting.setdefault(due_us, []).append(Later(member, member.follow_up.step_index, try_count))
 
 
 class FollowUpWorker:
@@ -55,6 +60,9 @@ class FollowUpWorker:
         *,
         follow_ups: FollowUps,
         inbox: Inbox,
+        rows: Rows,
+        channels: PlanWalker,
+        caution: Caution,
         presence: Presence,
         offers: Offers,
         settled: Settled,
@@ -69,6 +77,9 @@ class FollowUpWorker:
         Args:
             follow_ups: the records.
             inbox: the rows.
+            rows: writes what could not be written.
+            channels: walks plans beyond inbox and live.
+            caution: which records may be worked on after a crash.
             presence: where recipients are.
             offers: takes what is offered again.
             settled: what needs no further look.
@@ -80,6 +91,9 @@ class FollowUpWorker:
         """
         self._follow_ups = follow_ups
         self._inbox = inbox
+        self._rows = rows
+        self._channels = channels
+        self._caution = caution
         self._presence = presence
         self._offers = offers
         self._settled = settled
@@ -117,34 +131,82 @@ class FollowUpWorker:
         if self._offers.is_crowded:
             return False
         now_us = round(self._clock.wall() * 1_000_000)
-        records = await self._follow_ups.due(now_us, _RECORDS)
-        members: list[_Member] = []
-        finished: list[int] = []
-        for record in records:
-            try:
-                members += _members(record)
-            except (DecodeError, ValueError) as error:
-                await self._follow_ups.park(record, str(error), now_us)
-                self._metrics.follow_ups["parked"].inc()
-                self._log.error("follow_up_parked", record_id=record.record_id, error=str(error))
-            else:
-                finished.append(record.record_id)
-        left = [one for one in members if (one.key.recipient_key, one.key.notification_id) not in self._settled]
-        self._metrics.follow_ups["settled"].inc(len(members) - len(left))
-        offered, again = await self._decide(left, now_us)
-        if finished:
-            await self._follow_ups.finish(finished, again)
+        due = await self._follow_ups.due(now_us, self._caution.page)
+        page = await self._read(due, now_us)
+        offered = await self._decide([one for one in page.members if not steps.has_channels(one.plan)], page, now_us)
+        walked = await self._channels.walk([one for one in page.members if steps.has_channels(one.plan)])
+        page.letters += walked.letters.values()
+        for due_us, later in walked.waiting.items():
+            page.waiting.setdefault(due_us, []).extend(later)
+        self._metrics.follow_ups["done"].inc(walked.done_count)
+        self._metrics.follow_ups["again"].inc(sum(len(later) for later in walked.waiting.values()))
+        rows_offered = await self._write_again(page, now_us)
+        if due:
+            again = [*records.write(page.waiting), *page.again]
+            await self._follow_ups.finish([record.record_id for record in due], again, page.letters)
+            for letter in page.letters:
+                self._metrics.dead_letters[letter.reason].inc()
+        await self._caution.worked(due)
         await self._offer(offered)
-        return bool(records)
+        self._offers.add(rows_offered)
+        return bool(due)
 
-    async def _decide(self, members: Sequence[_Member], now_us: int) -> tuple[list[_Member], list[FollowUpWrite]]:
-        """Returns what to offer again, and what is left to look at later."""
-        if not members:
-            return [], []
-        rows = await self._inbox.states([member.key for member in members])
+    async def _read(self, due: Sequence[FollowUpRecord], now_us: int) -> _Page:
+        page = _Page()
+        for record in due:
+            if not await self._caution.admits(record):
+                why = f"the process died {DEATHS} times while it worked on this record"
+                self._give_up(page, record, why, dead_letter_service_pb2.DEAD_LETTER_REASON_POISON, now_us)
+                continue
+            try:
+                found = records.read(record.record)
+            except (DecodeError, ValueError) as error:
+                self._give_up(page, record, str(error), dead_letter_service_pb2.DEAD_LETTER_REASON_UNDECODABLE, now_us)
+                continue
+            if isinstance(found, lane_record_pb2.RetryRow):
+                page.rows.append((record, found))
+            else:
+                page.members += found
+        return page
+
+    def _give_up(
+        self,
+        page: _Page,
+        record: FollowUpRecord,
+        why: str,
+        reason: dead_letter_service_pb2.DeadLetterReason.ValueType,
+        now_us: int,
+    ) -> None:
+        page.letters.append(letters.unreadable(record, why, reason=reason, epoch=self._inbox.epoch, now_us=now_us))
+        self._metrics.follow_ups["parked"].inc()
+        self._log.error("follow_up_parked", record_id=record.record_id, error=why)
+
+    async def _write_again(self, page: _Page, now_us: int) -> Sequence[Offer]:
+        """Writes due rows; returns what may go live once the page is finished."""
+        if not page.rows:
+            return ()
+        stored = await self._rows.retry([row for _, row in page.rows])
+        page.again += stored.again
+        page.letters += stored.letters
+        for index, failure in stored.refusals:
+            record, _ = page.rows[index]
+            reason = dead_letter_service_pb2.DEAD_LETTER_REASON_UNDECODABLE
+            self._give_up(page, record, failure.message, reason, now_us)
+        return stored.offers
+
+    def _is_settled(self, member: Member) -> bool:
+        return (member.key.recipient_key, member.key.notification_id) in self._settled
+
+    async def _decide(self, members: Sequence[Member], page: _Page, now_us: int) -> list[Member]:
+        """Returns what to offer again; what is left to look at later is kept in the page."""
+        left = [member for member in members if not self._is_settled(member)]
+        self._metrics.follow_ups["settled"].inc(len(members) - len(left))
+        if not left:
+            return []
+        rows = await self._inbox.states([member.key for member in left])
         open_members = [
             (member, row)
-            for member, row in zip(members, rows, strict=True)
+            for member, row in zip(left, rows, strict=True)
             if not isinstance(
                 core.next_step(
                     plan=member.plan, try_count=member.follow_up.try_count, row=row, present=None, now_us=now_us
@@ -153,9 +215,8 @@ class FollowUpWorker:
             )
         ]
         found = await self._look_up([member.key.recipient_key for member, _ in open_members])
-        offered: list[_Member] = []
-        waiting: dict[int, list[tuple[_Member, int]]] = {}
-        done = len(members) - len(open_members)
+        offered: list[Member] = []
+        done = len(left) - len(open_members)
         for member, row in open_members:
             present = None if found is None else member.key.recipient_key in found
             step = core.next_step(
@@ -174,16 +235,12 @@ class FollowUpWorker:
                 case core.OfferAgain(due_us, try_count):
                     offered.append(member)
                     if due_us is not None:
-                        waiting.setdefault(due_us, []).append((member, try_count))
+                        page.wait(due_us, member, try_count)
                 case core.LookAgain(due_us):
-                    waiting.setdefault(due_us, []).append((member, member.follow_up.try_count))
+                    page.wait(due_us, member, member.follow_up.try_count)
         self._metrics.follow_ups["done"].inc(done)
-        self._metrics.follow_ups["again"].inc(len(members) - done)
-        return offered, [
-            _record(due_us, left[start : start + _LARGEST_RECORD])
-            for due_us, left in waiting.items()
-            for start in range(0, len(left), _LARGEST_RECORD)
-        ]
+        self._metrics.follow_ups["again"].inc(len(left) - done)
+        return offered
 
     async def _look_up(self, recipient_keys: Sequence[str]) -> Mapping[str, Sequence[str]] | None:
         """Returns where recipients are; None when presence does not answer, which is not the same as nowhere."""
@@ -198,35 +255,36 @@ class FollowUpWorker:
             return None
         return found
 
-    async def _offer(self, members: Sequence[_Member]) -> None:
+    async def _offer(self, members: Sequence[Member]) -> None:
         if not members:
             return
         bodies = await self._inbox.bodies([member.key for member in members])
-        offers: list[Offer] = []
-        for member in members:
-            body = bodies.get(member.key)
-            if body is None:
-                continue
-            tenant_id = split_key(member.key.recipient_key)[0]
-            envelope = envelope_pb2.Envelope(
-                kind=envelope_pb2.ENVELOPE_KIND_NOTIFY,
-                notification_id=member.follow_up.ref.notification_id,
-                event_id=member.follow_up.ref.notification_id,
-                revision=body.revision,
-                tenant_id=tenant_id,
-                priority=member.follow_up.priority,
-                notification=body.content,
-            )
-            offers.append(Offer(envelope, member.key.notification_id, (member.key.recipient_key,)))
-        self._offers.add(offers)
+        self._offers.add(
+            [
+                Offer(records.envelope_of(member, body), member.key.notification_id, (member.key.recipient_key,))
+                for member in members
+                if (body := bodies.get(member.key)) is not None
+            ]
+        )
 
 
-async def sweep(inbox: Inbox, clock: Clock, *, interval: float = 60.0, pause: float = 0.1) -> None:
+class Swept(Protocol):
+    """What holds things that grow too old."""
+
+    async def sweep(self, now_us: int, limit: int) -> int:
+        """Removes some of them; returns how many, 0 when there is nothing more to do for now."""
+        ...
+
+
+async def sweep(
+    store: Swept, clock: Clock, *, event: str = "inbox_swept", interval: float = 60.0, pause: float = 0.1
+) -> None:
     """Removes what is too old, for good: in small slices, so that it never delays a write for long.
 
     Args:
-        inbox: where.
+        store: where.
         clock: tells what is too old.
+        event: what the log calls it.
         interval: seconds between two looks.
         pause: seconds between two slices.
     """
@@ -234,45 +292,11 @@ async def sweep(inbox: Inbox, clock: Clock, *, interval: float = 60.0, pause: fl
     while True:
         removed = 0
         try:
-            while count := await inbox.sweep(round(clock.wall() * 1_000_000), _SWEEP_ROWS):
+            while count := await store.sweep(round(clock.wall() * 1_000_000), _SWEEP_ROWS):
                 removed += count
                 await asyncio.sleep(pause)
         except Failure as failure:
             log.warning("sweep_waits", reason=failure.reason, error=failure.message)
         if removed:
-            log.info("inbox_swept", removed_count=removed)
+            log.info(event, removed_count=removed)
         await asyncio.sleep(interval)
-
-
-def _members(record: FollowUpRecord) -> list[_Member]:
-    """Returns the deliveries of a record.
-
-    Raises:
-        DecodeError, ValueError: it cannot be read, or is of a kind that this version does not know.
-    """
-    decoded = lane_record_pb2.LaneRecord.FromString(record.record)
-    if decoded.WhichOneof("record") != "follow_ups":
-        raise ValueError("the record is of a kind that is unknown to this version")
-    plans = decoded.follow_ups.plans
-    members = []
-    for one in decoded.follow_ups.items:
-        if not 0 <= one.plan_index < len(plans):
-            raise ValueError("a follow-up names a plan that is not in its record")
-        members.append(_Member(one, plans, RowKey(one.recipient_key, from_text(one.ref.notification_id))))
-    return members
-
-
-def _record(due_us: int, left: Sequence[tuple[_Member, int]]) -> FollowUpWrite:
-    record = lane_record_pb2.LaneRecord()
-    set_micros(record.due_time, due_us)
-    indexes: dict[bytes, int] = {}
-    for member, try_count in left:
-        key = member.plan.SerializeToString(deterministic=True)
-        if key not in indexes:
-            indexes[key] = len(indexes)
-            record.follow_ups.plans.append(member.plan)
-        item = record.follow_ups.items.add()
-        item.CopyFrom(member.follow_up)
-        item.plan_index = indexes[key]
-        item.try_count = try_count
-    return FollowUpWrite(due_us=due_us, record=record.SerializeToString())

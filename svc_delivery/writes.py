@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from mesh.clock import Stamper
 from svc_delivery import core
-from svc_delivery.ports import DecisionWrite, FollowUpWrite, Inbox, MarkOutcome, MarkWrite, RowWrite
+from svc_delivery.ports import DecisionWrite, FollowUpWrite, Inbox, MarkOutcome, MarkWrite, RowsRefused, RowWrite
 
 
 class FreshWriter:
@@ -46,10 +46,17 @@ class FreshWriter:
 
         Raises:
             Unavailable: the store did not answer, or always too late; what it has is unknown.
+            RowsRefused: the store refused some rows; the others are stored under a stamp that counts, nothing else is.
         """
         for _ in range(self._tries):
             stamp = self._stamper.next()
-            await self._inbox.write(rows, stamp=stamp, follow_up=follow_up, decisions=decisions)
+            try:
+                await self._inbox.write(rows, stamp=stamp, follow_up=follow_up, decisions=decisions)
+            except RowsRefused:
+                if self._stamper.age(stamp) <= self._limit:
+                    raise
+                self._late()
+                continue
             if self._stamper.age(stamp) <= self._limit:
                 return stamp
             self._late()

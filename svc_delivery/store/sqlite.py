@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -24,10 +23,13 @@ from svc_delivery.ports import (
     MarkOutcome,
     MarkWrite,
     RowKey,
+    RowsRefused,
     RowState,
     RowWrite,
     Window,
 )
+from svc_delivery.store.sqlite_apart import ITEM_ERRORS, put_apart
+from svc_delivery.store.sqlite_decisions import insert_decisions, read_decisions, sweep_decisions
 from svc_delivery.store.sqlite_follow_ups import append_follow_up
 
 _DAY_US: Final = 86_400_000_000
@@ -44,8 +46,6 @@ on conflict (recipient, high, id) do update set
 _LIFT_HEAD: Final = """
 insert into recipient (key, head) values (?, ?)
 on conflict (key) do update set head = excluded.head where excluded.head > head"""
-_INSERT_DECISION: Final = """
-insert or ignore into decisions (tenant, event_id, reason, recipients, page, decide_us) values (?, ?, ?, ?, ?, ?)"""
 _STATE: Final = "id, revision, stamp, mark_stamp, ack, read, hidden, expire_us"
 _SELECT_STATE: Final = f"select {_STATE} from inbox where recipient = ? and high = ? and id = ?"
 _SELECT_CLASS: Final = f"select {_STATE} from inbox where recipient = ? and high = ? order by id desc"
@@ -72,6 +72,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
         trim_every: one row written in so many looks whether its class wants trimming.
         keep_days: days a row is kept after its last change.
         decision_days: days a decision record is kept.
+        letter_days: days a dead letter is kept.
     """
 
     window: int = 100
@@ -80,6 +81,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     trim_every: int = 100
     keep_days: int = 90
     decision_days: int = 30
+    letter_days: int = 30
 
 
 class SqliteInbox:
@@ -118,20 +120,29 @@ class SqliteInbox:
         self._written += len(rows)
         crowded = [(row.recipient_key, row.notification_id[-1] & 1) for row in rows[first::every]]
         values = [_row_values(row, stamp, self._keep_us) for row in rows]
-        notes = [_decision_values(decision) for decision in decisions]
 
-        def work(connection: sqlite3.Connection) -> None:
+        def put(connection: sqlite3.Connection, values: list[_RowValues]) -> None:
             kept = self._above_floor(connection, values)
             connection.executemany(_INSERT_ROW, kept)
             connection.executemany(_LIFT_HEAD, [(key, stamp) for key in {row[0] for row in kept}])
+
+        def work(connection: sqlite3.Connection) -> None:
+            put(connection, values)
             if follow_up is not None:
                 append_follow_up(connection, follow_up)
-            if notes:
-                connection.executemany(_INSERT_DECISION, notes)
+            insert_decisions(connection, decisions)
             for key, high in crowded:
                 self._trim(connection, key, high, stamp)
 
-        await self._writer.submit(work)
+        try:
+            await self._writer.submit(work)
+        except ITEM_ERRORS as error:
+            reasons = await put_apart(
+                values, error, lambda part: self._writer.submit(lambda connection: put(connection, part))
+            )
+            if not reasons:  # the follow-up or a decision is to blame
+                raise
+            raise RowsRefused(reasons) from error
 
     async def mark(self, marks: Sequence[MarkWrite], *, stamp: int, again: bool = False) -> Sequence[MarkOutcome]:
         """See `Inbox`."""
@@ -160,7 +171,7 @@ class SqliteInbox:
 
     async def decisions(self, tenant_id: str, event_id: bytes) -> Sequence[DecisionWrite]:
         """See `Inbox`."""
-        return await self._writer.read(lambda connection: _read_decisions(connection, tenant_id, event_id))
+        return await self._writer.read(lambda connection: read_decisions(connection, tenant_id, event_id))
 
     async def sweep(self, now_us: int, limit: int) -> int:
         """See `Inbox`."""
@@ -170,11 +181,7 @@ class SqliteInbox:
 
         def work(connection: sqlite3.Connection) -> tuple[int, int]:
             last, removed = _sweep_rows(connection, after, oldest_change, limit)
-            removed_decisions = connection.execute(
-                "delete from decisions where number in "
-                "(select number from decisions order by number limit ?) and decide_us <= ?",
-                (limit, oldest_decision),
-            ).rowcount
+            removed_decisions = sweep_decisions(connection, oldest_decision, limit)
             return (last if removed else 0), removed + removed_decisions
 
         self._swept, removed = await self._writer.submit(work)
@@ -216,12 +223,6 @@ def _row_values(row: RowWrite, stamp: int, keep_us: int) -> _RowValues:
     if row.expire_us is not None and row.expire_us < end:
         end = row.expire_us
     return row.recipient_key, id_[-1] & 1, id_, row.revision, stamp, end, row.category, row.content
-
-
-def _decision_values(decision: DecisionWrite) -> tuple[str, bytes, int, str, bytes, int]:
-    recipients = "\n".join(decision.recipient_ids)
-    page = blake2b(recipients.encode(), digest_size=16).digest()
-    return decision.tenant_id, decision.event_id, decision.suppress_reason, recipients, page, decision.decide_us
 
 
 def _state(row: tuple[bytes, int, int, int, int, int, int, int]) -> RowState:
@@ -376,17 +377,6 @@ def _read_bodies(connection: sqlite3.Connection, keys: Sequence[RowKey]) -> dict
         if found is not None:
             bodies[key] = Body(*found)
     return bodies
-
-
-def _read_decisions(connection: sqlite3.Connection, tenant_id: str, event_id: bytes) -> list[DecisionWrite]:
-    found = connection.execute(
-        "select reason, recipients, decide_us from decisions where tenant = ? and event_id = ? order by number",
-        (tenant_id, event_id),
-    ).fetchall()
-    return [
-        DecisionWrite(tenant_id, event_id, reason, tuple(recipients.split("\n")), decide_us)
-        for reason, recipients, decide_us in found
-    ]
 
 
 def _sweep_rows(connection: sqlite3.Connection, after: int, oldest_change: int, limit: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
-"""The follow-ups in the inbox's SQLite file, ordered by due time, and what could not be read of them.
+"""The follow-ups in the inbox's SQLite file, ordered by due time.
 
-Steps 5, 8 and 9 of the path. They stand in the inbox's file so that rows and follow-up are one transaction.
+Steps 5, 8 and 9 of the path. They stand in the inbox's file so that rows and follow-up are one transaction, and
+a record and the dead letter that it becomes as well.
 
 Must not read inside a record.
 """
@@ -11,7 +12,9 @@ import sqlite3
 from collections.abc import Sequence
 
 from mesh.sqlite import Writer
-from svc_delivery.ports import FollowUpRecord, FollowUpWrite, ParkedRecord
+from svc_delivery.ports import FollowUpRecord, FollowUpWrite
+from svc_delivery.ports_dead_letters import DeadLetterRecord
+from svc_delivery.store.sqlite_dead_letters import insert_letters
 
 
 class SqliteFollowUps:
@@ -24,13 +27,19 @@ class SqliteFollowUps:
         """See `FollowUps`."""
         return await self._writer.read(lambda connection: _read_due(connection, now_us, limit))
 
-    async def finish(self, record_ids: Sequence[int], again: Sequence[FollowUpWrite] = ()) -> None:
+    async def finish(
+        self,
+        record_ids: Sequence[int],
+        again: Sequence[FollowUpWrite] = (),
+        letters: Sequence[DeadLetterRecord] = (),
+    ) -> None:
         """See `FollowUps`."""
 
         def work(connection: sqlite3.Connection) -> None:
             connection.executemany("delete from follow_ups where record_id = ?", [(number,) for number in record_ids])
             for follow_up in again:
                 append_follow_up(connection, follow_up)
+            insert_letters(connection, letters)
 
         await self._writer.submit(work)
 
@@ -38,21 +47,9 @@ class SqliteFollowUps:
         """See `FollowUps`."""
         return await self._writer.read(_read_next_due)
 
-    async def park(self, record: FollowUpRecord, reason: str, now_us: int) -> None:
+    async def containing(self, part: bytes, limit: int) -> Sequence[FollowUpRecord]:
         """See `FollowUps`."""
-
-        def work(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "insert or ignore into parked (record_id, record, reason, park_us) values (?, ?, ?, ?)",
-                (record.record_id, record.record, reason, now_us),
-            )
-            connection.execute("delete from follow_ups where record_id = ?", (record.record_id,))
-
-        await self._writer.submit(work)
-
-    async def parked(self, limit: int) -> Sequence[ParkedRecord]:
-        """See `FollowUps`."""
-        return await self._writer.read(lambda connection: _read_parked(connection, limit))
+        return await self._writer.read(lambda connection: _read_containing(connection, part, limit))
 
     async def backlog(self, now_us: int) -> int:
         """See `FollowUps`."""
@@ -77,11 +74,13 @@ def _read_next_due(connection: sqlite3.Connection) -> int | None:
     return None if found[0] is None else int(found[0])
 
 
-def _read_parked(connection: sqlite3.Connection, limit: int) -> list[ParkedRecord]:
+def _read_containing(connection: sqlite3.Connection, part: bytes, limit: int) -> list[FollowUpRecord]:
     found = connection.execute(
-        "select record_id, record, reason, park_us from parked order by record_id limit ?", (limit,)
+        "select record_id, due_us, record from follow_ups where instr(record, ?) > 0 "
+        "order by due_us, record_id limit ?",
+        (part, limit),
     )
-    return [ParkedRecord(*values) for values in found]
+    return [FollowUpRecord(*values) for values in found]
 
 
 def _count_due(connection: sqlite3.Connection, now_us: int) -> int:

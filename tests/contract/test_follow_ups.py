@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from svc_delivery.ports import FollowUps, FollowUpWrite, ParkedRecord
+from svc_delivery.ports import FollowUps, FollowUpWrite
+from svc_delivery.ports_dead_letters import DeadLetterRecord
 from svc_delivery.store import InboxStore
 from tests.support.backends import Opener, inbox_backends
-from tests.support.inbox import NOW_US, make_row
+from tests.support.inbox import ALICE, NOW_US, make_row
 
 
 @pytest.fixture(params=inbox_backends())
@@ -93,13 +94,23 @@ async def test_a_repeated_batch_has_a_second_follow_up(store: InboxStore) -> Non
     assert await due(store.follow_ups, 10) == [b"due 10", b"due 10"]
 
 
-async def test_an_unreadable_record_is_parked_with_its_bytes(store: InboxStore) -> None:
-    """It is not due any more, and an operator finds it with reason and time; parking twice changes nothing."""
-    await append(store, 10, 20)
-    record, _ = await store.follow_ups.due(NOW_US + 20, 10)
-    for now_us in (NOW_US + 21, NOW_US + 22):
-        await store.follow_ups.park(record, "RECORD_UNDECODABLE", now_us)
-    assert await due(store.follow_ups, 99) == [b"due 20"]
-    assert await store.follow_ups.parked(10) == [
-        ParkedRecord(record.record_id, b"due 10", "RECORD_UNDECODABLE", NOW_US + 21)
-    ]
+async def test_a_record_and_its_dead_letter_change_places_at_once(opener: Opener[InboxStore]) -> None:
+    """What is given up is gone from the lane and buried by the same call; doing it again changes nothing."""
+    letter = DeadLetterRecord(b"0123456789abcdef", 1, "acme", ALICE, b"", NOW_US, b"letter", b"due 10")
+    async with opener() as store:
+        await append(store, 10, 20)
+        record, _ = await store.follow_ups.due(NOW_US + 20, 10)
+        for _ in range(2):
+            await store.follow_ups.finish([record.record_id], [FollowUpWrite(NOW_US + 50, b"again")], [letter])
+    async with opener() as store:
+        assert await due(store.follow_ups, 99) == [b"due 20", b"again", b"again"]
+        assert await store.dead_letters.get([letter.letter_id]) == [letter]
+
+
+async def test_records_are_found_by_bytes_that_they_contain(store: InboxStore) -> None:
+    """Whatever their time, the earliest first."""
+    await append(store, 31, 13, 20)
+    found = await store.follow_ups.containing(b"3", 10)
+    assert [record.record for record in found] == [b"due 13", b"due 31"]
+    assert len(await store.follow_ups.containing(b"due", 2)) == 2
+    assert await store.follow_ups.containing(b"4", 10) == []

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from tests.meta.tree import SERVICES, Import, imports, sources
 
 # Beside those who call or serve: main, which hands the servicers to the server.
-_STUB_IMPORTERS = {"peers", "links", "service", "service_inbox", "service_topics", "connect", "link", "main"}
+_SERVICERS = {"service", "service_inbox", "service_dead_letters", "service_topics"}
+_STUB_IMPORTERS = _SERVICERS | {"peers", "links", "connect", "link", "main"}
 _RULES = {"core", "session"}
 _PURE_OF_MESH = {"errors", "ids", "backoff"}
 _ENVIRONMENT_READERS = {"mesh.settings"}

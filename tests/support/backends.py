@@ -5,6 +5,8 @@ A new adapter is one line here.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -84,6 +86,34 @@ def _sqlite_request_log(data_dir: Path) -> Opener[RequestLog]:
 def inbox_backends() -> list[Any]:
     """Inbox stores: data_dir → an opener."""
     return [pytest.param(_sqlite_inbox, id="sqlite")]
+
+
+def poisoned_inbox_backends() -> list[Any]:
+    """Inbox stores that can be made to refuse some rows: data_dir → an opener and what makes it refuse."""
+    return [pytest.param(lambda data_dir: (_sqlite_inbox(data_dir), SqlitePoison(data_dir / "inbox.db")), id="sqlite")]
+
+
+class SqlitePoison:
+    """Makes an open file refuse rows of the category "poison", by a trigger, as a damaged index would."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def refuse(self) -> None:
+        """From now on."""
+        self._execute(
+            "create trigger poison before insert on inbox when new.category = 'poison' "
+            "begin select raise(abort, 'poisoned'); end"
+        )
+
+    def accept(self) -> None:
+        """Takes it back."""
+        self._execute("drop trigger poison")
+
+    def _execute(self, statement: str) -> None:
+        with contextlib.closing(sqlite3.connect(self._path)) as connection:
+            connection.execute(statement)
+            connection.commit()
 
 
 def _sqlite_inbox(data_dir: Path) -> Opener[InboxStore]:

@@ -103,6 +103,12 @@ class DeliveryEnd(delivery_service_pb2_grpc.DeliveryServiceServicer):
             far.send(delivery_service_pb2.DispatchResponse(ready=self.ready))
         await far.serve(lambda frame: self._arrived(far, frame))
 
+    async def Explain(
+        self, request: delivery_service_pb2.ExplainRequest, context: Context
+    ) -> delivery_service_pb2.ExplainResponse:
+        """Not for fanout."""
+        raise NotImplementedError
+
     def _arrived(self, far: DispatchFar, frame: delivery_service_pb2.DispatchRequest) -> None:
         if frame.HasField("ping") and self.answers_pings:
             far.send(delivery_service_pb2.DispatchResponse(ping=frame.ping))

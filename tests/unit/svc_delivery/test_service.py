@@ -18,15 +18,18 @@ from mesh.errors import FailedPrecondition, Failure, InvalidArgument, Permission
 from mesh.ids import from_text
 from mesh.streams import Bidi, connect, live_calls
 from mesh.telemetry import Telemetry
+from svc_delivery.explain import Explainer
 from svc_delivery.metrics import Metrics
 from svc_delivery.offers import Offers
 from svc_delivery.ports import RowKey
+from svc_delivery.rows import Rows
 from svc_delivery.service import WINDOW_BYTES, DeliveryService
 from svc_delivery.settled import Settled
 from svc_delivery.store import InboxStore, open_store
+from svc_delivery.wishes import Wishes
 from svc_delivery.writes import FreshWriter
 from tests.support.delivering import InProcessNodes, InProcessPresence, UnsteadyInbox, store_down
-from tests.support.dispatching import id_of, make_envelope
+from tests.support.dispatching import InProcessPrefs, id_of, make_envelope
 from tests.support.far_ends import calling, running, serving
 from tests.support.wait import until
 
@@ -55,7 +58,20 @@ class Delivery:
         )
         self.steps: list[tuple[str, object]] = []
         self.service = DeliveryService(
-            writer=FreshWriter(inbox=self.inbox, stamper=Stamper(self.clock), limit=5.0, late=lambda: None),
+            rows=Rows(
+                writer=FreshWriter(inbox=self.inbox, stamper=Stamper(self.clock), limit=5.0, late=lambda: None),
+                follow_ups=store.follow_ups,
+                wishes=Wishes(InProcessPrefs()),
+                metrics=metrics,
+                now_us=self.now_us,
+            ),
+            explainer=Explainer(
+                inbox=self.inbox,
+                cells=store.steps,
+                follow_ups=store.follow_ups,
+                dead_letters=store.dead_letters,
+                now_us=self.now_us,
+            ),
             offers=self.offers,
             clock=self.clock,
             metrics=metrics,
@@ -65,6 +81,10 @@ class Delivery:
             silence=silence,
             watch_interval=0.005,
         )
+
+    def now_us(self) -> int:
+        """The wall clock."""
+        return round(self.clock.wall() * 1_000_000)
 
     def count(self, name: str) -> float:
         """A metric."""

@@ -8,26 +8,33 @@ from pathlib import Path
 
 import pytest
 
+from heliograph.delivery.v1 import dead_letter_service_pb2, lane_record_pb2
 from heliograph.delivery.v1 import delivery_service_pb2 as pb
-from heliograph.delivery.v1 import lane_record_pb2
 from heliograph.type.v1 import plan_pb2
-from mesh.clock import ManualClock
+from mesh.clock import ManualClock, Stamper
 from mesh.errors import Unavailable
 from mesh.ids import from_text
 from mesh.telemetry import Telemetry
-from svc_delivery import intake, ports, worker
+from svc_delivery import intake, ports, records
+from svc_delivery.caution import Caution
+from svc_delivery.channels import PlanWalker
 from svc_delivery.metrics import Metrics
 from svc_delivery.offers import Offers
 from svc_delivery.ports import AckLevel, FollowUpWrite, MarkWrite, RowKey
+from svc_delivery.ports_dead_letters import DeadLetterRecord
+from svc_delivery.rows import Rows
 from svc_delivery.settled import Settled
 from svc_delivery.store import InboxStore, open_store
-from svc_delivery.worker import FollowUpWorker, sweep
+from svc_delivery.wishes import Wishes
+from svc_delivery.worker import RECORDS, FollowUpWorker, sweep
+from svc_delivery.writes import FreshWriter
 from tests.support.delivering import InProcessNodes, InProcessPresence, UnsteadyInbox, store_down
-from tests.support.dispatching import LIVE, id_of, make_envelope
+from tests.support.dispatching import LIVE, InProcessPrefs, id_of, make_envelope
 from tests.support.far_ends import running
 from tests.support.inbox import DAY_US
 from tests.support.wait import until
 
+UNDECODABLE = dead_letter_service_pb2.DEAD_LETTER_REASON_UNDECODABLE
 PLAN = plan_pb2.Plan(steps=[plan_pb2.PlanStep(channel=channel) for channel in LIVE.channels])
 
 
@@ -41,14 +48,19 @@ class MortalFollowUps:
     def __init__(self, real: ports.FollowUps) -> None:
         self.real = real
         self.dies = False
-        self.due, self.next_due, self.park = real.due, real.next_due, real.park
-        self.parked, self.backlog = real.parked, real.backlog
+        self.due, self.next_due = real.due, real.next_due
+        self.containing, self.backlog = real.containing, real.backlog
 
-    async def finish(self, record_ids: Sequence[int], again: Sequence[FollowUpWrite] = ()) -> None:
+    async def finish(
+        self,
+        record_ids: Sequence[int],
+        again: Sequence[FollowUpWrite] = (),
+        letters: Sequence[DeadLetterRecord] = (),
+    ) -> None:
         """See the port."""
         if self.dies:
             raise ProcessDied
-        await self.real.finish(record_ids, again)
+        await self.real.finish(record_ids, again, letters)
 
 
 class FollowUps:
@@ -68,9 +80,26 @@ class FollowUps:
         )
         self.steps: list[tuple[str, object]] = []
         self.follow_ups = MortalFollowUps(store.follow_ups)
+        wishes = Wishes(InProcessPrefs())
         self.worker = FollowUpWorker(
             follow_ups=self.follow_ups,
             inbox=self.inbox,
+            rows=Rows(
+                writer=FreshWriter(inbox=self.inbox, stamper=Stamper(self.clock), limit=5.0, late=lambda: None),
+                follow_ups=self.follow_ups,
+                wishes=wishes,
+                metrics=metrics,
+                now_us=lambda: self.now_us,
+            ),
+            channels=PlanWalker(
+                inbox=self.inbox,
+                cells=store.steps,
+                wishes=wishes,
+                senders={},
+                metrics=metrics,
+                now_us=lambda: self.now_us,
+            ),
+            caution=Caution(store.suspects, page=RECORDS),
             presence=self.presence,
             offers=self.offers,
             settled=self.settled,
@@ -254,8 +283,12 @@ async def test_what_cannot_be_read_is_parked(follow_ups: FollowUps, value: bytes
     await follow_ups.inboxed(2, "bob")
     follow_ups.clock.advance(10.0)
     assert await follow_ups.worker.step()
-    (parked,) = await follow_ups.store.follow_ups.parked(10)
-    assert (parked.record, bool(parked.reason)) == (value, True)
+    (found,) = await follow_ups.store.dead_letters.page(tenant_id="", reason=UNDECODABLE, start=None, limit=10)
+    (letter,) = await follow_ups.store.dead_letters.get([found.letter_id])
+    assert letter is not None
+    shown = dead_letter_service_pb2.DeadLetter.FromString(letter.letter)
+    assert (letter.original, shown.lane_position) == (value, "follow_ups/1")
+    assert [bool(attempt.outcome) for attempt in shown.attempts] == [True]
     assert await follow_ups.left() == [(60.0, [("acme/bob", 1)])]
     assert not await follow_ups.worker.step()
     assert follow_ups.count("parked") == 1
@@ -271,7 +304,7 @@ async def test_many_records_are_looked_at_together(follow_ups: FollowUps) -> Non
     assert (follow_ups.inbox.calls["states"], len(follow_ups.presence.looked_up)) == (1, 1)
     assert len(follow_ups.presence.looked_up[0]) == 33
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "_LARGEST_RECORD", 10)
+        patch.setattr(records, "LARGEST_RECORD", 10)
         follow_ups.clock.advance(10.0)
         while await follow_ups.worker.step():
             continue

@@ -1,0 +1,181 @@
+"""Rows that could not be written ride the retry lane with their bytes, and at last become dead letters.
+
+Path steps 5 and 9. A batch of which a healthy store refused some rows is taken all the same: what is refused is set
+apart, due in 10 s, 1 min and 10 min. A store that is down as a whole brings nothing nearer to a dead letter: then
+nothing is taken, and nobody counts a try. Pure: time is an argument, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from heliograph.delivery.v1 import dead_letter_service_pb2, delivery_service_pb2, lane_record_pb2
+from heliograph.prefs.v1 import prefs_service_pb2
+from heliograph.type.v1 import notification_pb2, plan_pb2
+from mesh.ids import from_text, join_key
+from mesh.times import set_micros, timestamp_of
+from svc_delivery import core, letters, wishes
+from svc_delivery.intake import Intake, Offer
+from svc_delivery.ports import FollowUpWrite, RowWrite
+from svc_delivery.ports_dead_letters import DeadLetterRecord
+
+_SECOND_US = 1_000_000
+
+# Index of a dispatch → what was tried with its rows before.
+History = Mapping[int, Sequence[dead_letter_service_pb2.Attempt]]
+
+
+class Apart(msgspec.Struct):
+    """A batch without its refused rows, and what becomes of those.
+
+    Attributes:
+        rows: what is stored.
+        follow_ups: what to look at again, without the refused.
+        offers: what goes live, without the refused.
+        again: refused rows that are tried again.
+        letters: refused rows that are given up.
+    """
+
+    rows: list[RowWrite]
+    follow_ups: list[FollowUpWrite]
+    offers: list[Offer]
+    again: list[FollowUpWrite]
+    letters: list[DeadLetterRecord]
+
+
+def set_apart(
+    batch: delivery_service_pb2.DispatchBatch,
+    taken: Intake,
+    reasons: Mapping[int, str],
+    *,
+    now_us: int,
+    history: History,
+    delays: Sequence[float] = core.RETRY_DELAYS,
+) -> Apart:
+    """Splits a batch.
+
+    Args:
+        batch: as it arrived.
+        taken: what it became.
+        reasons: index of each refused row → why.
+        now_us: wall clock.
+        history: tries before this one.
+        delays: seconds from one try to the next.
+    """
+    refused = {
+        (taken.rows[index].recipient_key, taken.rows[index].notification_id): why for index, why in reasons.items()
+    }
+    apart = Apart(
+        rows=[row for row in taken.rows if (row.recipient_key, row.notification_id) not in refused],
+        follow_ups=_without(taken, refused),
+        offers=_offers_without(taken.offers, refused),
+        again=[],
+        letters=[],
+    )
+    broken = {index for index, _ in taken.refusals}
+    for index, dispatch in enumerate(batch.dispatches):
+        if index in broken:
+            continue
+        id_ = from_text(dispatch.envelope.notification_id)
+        for group in dispatch.groups:
+            keys = {name: (join_key(dispatch.envelope.tenant_id, name), id_) for name in group.recipient_ids}
+            names = [name for name, key in keys.items() if key in refused]
+            if not names:
+                continue
+            attempts = list(history.get(index, ()))
+            attempts.append(_attempt(len(attempts) + 1, refused[keys[names[0]]], now_us))
+            plan = batch.plans[group.plan_index]
+            if len(attempts) > len(delays):
+                apart.letters += [
+                    letters.store_refused(dispatch.envelope, name, plan, attempts, now_us) for name in names
+                ]
+            else:
+                due_us = now_us + round(delays[len(attempts) - 1] * _SECOND_US)
+                apart.again.append(_record(dispatch, names, plan, attempts, due_us))
+    return apart
+
+
+def batch_of(
+    rows: Sequence[lane_record_pb2.RetryRow], answers: Sequence[wishes.Answer]
+) -> delivery_service_pb2.DispatchBatch:
+    """Returns due rows as a batch, judged under today's wishes: each row is a dispatch of its own."""
+    batch = delivery_service_pb2.DispatchBatch()
+    indexes: dict[bytes, int] = {}
+    for row, answer in zip(rows, answers, strict=True):
+        dispatch = batch.dispatches.add(envelope=row.envelope)
+        groups: dict[int, list[str]] = {}
+        for recipient_id in row.recipient_ids:
+            plan = plan_today(row.plan, answer.of(recipient_id))
+            key = plan.SerializeToString(deterministic=True)
+            if key not in indexes:
+                indexes[key] = len(indexes)
+                batch.plans.append(plan)
+            groups.setdefault(indexes[key], []).append(recipient_id)
+        for plan_index, recipient_ids in groups.items():
+            dispatch.groups.add(plan_index=plan_index, recipient_ids=recipient_ids)
+    return batch
+
+
+def written(row: lane_record_pb2.RetryRow, due_us: int) -> FollowUpWrite:
+    """Returns rows as a record that is due then."""
+    record = lane_record_pb2.LaneRecord(row=row)
+    set_micros(record.due_time, due_us)
+    return FollowUpWrite(due_us=due_us, record=record.SerializeToString())
+
+
+def plan_today(plan: plan_pb2.Plan, resolution: prefs_service_pb2.Resolution) -> plan_pb2.Plan:
+    """Returns a plan without the channels that are not wanted any more; or the reason why nothing is."""
+    reason = wishes.suppressed(resolution)
+    if reason:
+        return plan_pb2.Plan(suppress_reason=reason, wish_version=resolution.version)
+    wanted = [
+        step
+        for step in plan.steps
+        if step.channel in resolution.channels or step.channel == notification_pb2.CHANNEL_INBOX
+    ]
+    return plan_pb2.Plan(steps=wanted, wish_version=resolution.version)
+
+
+def _attempt(number: int, why: str, now_us: int) -> dead_letter_service_pb2.Attempt:
+    return dead_letter_service_pb2.Attempt(
+        attempt_number=number, attempt_time=timestamp_of(now_us), outcome=f"the store refused the row: {why}"
+    )
+
+
+def _record(
+    dispatch: delivery_service_pb2.Dispatch,
+    recipient_ids: Sequence[str],
+    plan: plan_pb2.Plan,
+    attempts: Sequence[dead_letter_service_pb2.Attempt],
+    due_us: int,
+) -> FollowUpWrite:
+    envelope = dispatch.envelope
+    row = lane_record_pb2.RetryRow(envelope=envelope, recipient_ids=recipient_ids, plan=plan, attempts=attempts)
+    return written(row, due_us)
+
+
+def _without(taken: Intake, refused: Mapping[tuple[str, bytes], str]) -> list[FollowUpWrite]:
+    kept: list[FollowUpWrite] = []
+    for follow_up in ([taken.follow_up] if taken.follow_up is not None else []) + list(taken.later):
+        record = lane_record_pb2.LaneRecord.FromString(follow_up.record)
+        items = [
+            item
+            for item in record.follow_ups.items
+            if (item.recipient_key, from_text(item.ref.notification_id)) not in refused
+        ]
+        if items:
+            del record.follow_ups.items[:]
+            record.follow_ups.items.extend(items)
+            kept.append(FollowUpWrite(due_us=follow_up.due_us, record=record.SerializeToString()))
+    return kept
+
+
+def _offers_without(offers: Sequence[Offer], refused: Mapping[tuple[str, bytes], str]) -> list[Offer]:
+    left: list[Offer] = []
+    for one in offers:
+        keys = [key for key in one.recipient_keys if (key, one.notification_id) not in refused]
+        if keys:
+            left.append(Offer(one.envelope, one.notification_id, keys))
+    return left
