@@ -11,10 +11,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from heliograph.delivery.v1 import delivery_service_pb2, lane_record_pb2
+from heliograph.access.v1 import access_pb2
+from heliograph.delivery.v1 import (
+    dead_letter_service_pb2,
+    dead_letter_service_pb2_grpc,
+    delivery_service_pb2,
+    delivery_service_pb2_grpc,
+    lane_record_pb2,
+)
 from heliograph.type.v1 import envelope_pb2, notification_pb2, plan_pb2
-from mesh.clock import ManualClock, Stamper
+from mesh.access import read_access
+from mesh.clock import ManualClock, Stamper, SystemClock
 from mesh.ids import derive_id, from_text, to_text
+from mesh.server import Server
 from mesh.telemetry import Telemetry
 from mesh.times import set_micros
 from svc_delivery.caution import Caution
@@ -27,6 +36,7 @@ from svc_delivery.ports_channels import Attempt, Outcome, Sent
 from svc_delivery.ports_dead_letters import DeadLetterRecord
 from svc_delivery.redrive import Redriver
 from svc_delivery.rows import Rows, Stored
+from svc_delivery.service import DeliveryService
 from svc_delivery.service_dead_letters import DeadLetterService
 from svc_delivery.settled import Settled
 from svc_delivery.store import InboxStore, open_store
@@ -257,3 +267,40 @@ async def retrying(data_dir: Path) -> AsyncIterator[Retrying]:
         yield Retrying(store)
     finally:
         await store.close()
+
+
+@contextlib.asynccontextmanager
+async def serving_operators(delivery: Retrying, run_dir: Path) -> AsyncIterator[None]:
+    """Serves what operators may call of a delivery, at its socket, in direct mode."""
+    service = DeliveryService(
+        rows=delivery.rows,
+        explainer=delivery.explainer,
+        offers=delivery.offers,
+        clock=delivery.clock,
+        metrics=delivery.metrics,
+        process="delivery",
+        window_count=8,
+        trace=None,
+    )
+    descriptors = (
+        delivery_service_pb2.DESCRIPTOR.services_by_name["DeliveryService"],
+        dead_letter_service_pb2.DESCRIPTOR.services_by_name["DeadLetterService"],
+    )
+    server = Server(
+        name="delivery",
+        socket=run_dir / "delivery.sock",
+        access=read_access(descriptors, access_pb2.callers),
+        direct=True,
+        trust_domain="heliograph.local",
+        tokens=None,
+        telemetry=delivery.telemetry,
+        clock=SystemClock(),
+    )
+    server.add(delivery_service_pb2_grpc.add_DeliveryServiceServicer_to_server, service, descriptors[0])
+    add_letters = dead_letter_service_pb2_grpc.add_DeadLetterServiceServicer_to_server
+    server.add(add_letters, delivery.letters, descriptors[1])
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(0.0)

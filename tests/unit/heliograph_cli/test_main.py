@@ -17,7 +17,9 @@ def _heliograph(*argv: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, timeout=25)
 
 
-@pytest.mark.parametrize("words", [(), ("up",), ("publish",), ("prefs", "mute"), ("topics", "list")])
+@pytest.mark.parametrize(
+    "words", [(), ("up",), ("publish",), ("prefs", "mute"), ("topics", "list"), ("dead-letters", "redrive")]
+)
 def test_help_imports_nothing_slow(words: tuple[str, ...], tmp_path: Path) -> None:
     """Asking for help answers at once: neither settings nor logs nor gRPC are loaded."""
     program = f"""
@@ -58,6 +60,10 @@ def test_a_failure_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
         ("prefs", "unmute", "alice"),
         ("prefs", "mute", "alice", "--topic", "news", "--for", "a while"),
         ("topics", "subscribe", "alice"),
+        ("dead-letters", "redrive"),
+        ("dead-letters", "redrive", "some-id", "--all"),
+        ("dead-letters", "redrive", "--all", "--reason", "poison"),
+        ("explain", "some-id"),
         ("nonsense",),
     ],
 )

@@ -1,0 +1,203 @@
+"""What the commands about dead letters ask delivery, and how they show the answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, NamedTuple
+
+import typer
+
+from heliograph.delivery.v1 import (
+    dead_letter_service_pb2,
+    dead_letter_service_pb2_grpc,
+    delivery_service_pb2,
+    delivery_service_pb2_grpc,
+)
+from heliograph.type.v1 import notification_pb2, plan_pb2
+from heliograph_cli import texts
+from heliograph_cli.connection import OPERATOR, Actor, Connection, Reach, connect
+from heliograph_cli.failures import REFUSED, CommandFailed
+
+_OPERATOR: Final = Actor("operator", OPERATOR)
+_PAGE_SIZE: Final = 500
+# Small, so that breaking off loses little and one answer comes well inside its deadline.
+_REDRIVEN_AT_ONCE: Final = 100
+
+
+class Filter(NamedTuple):
+    """Which dead letters are meant: a tenant and a reason; empty and 0 for all."""
+
+    tenant_id: str
+    reason: int
+
+
+async def show_list(reach: Reach, wanted: Filter, *, limit: int, as_json: bool) -> None:
+    """Prints dead letters, newest first."""
+    found: list[dead_letter_service_pb2.DeadLetter] = []
+    async with connect(reach) as connection:
+        async for letter in _listed(connection, wanted, limit=limit):
+            if as_json:
+                typer.echo(texts.json_line(letter))
+            found.append(letter)
+    if as_json:
+        return
+    if found:
+        texts.table(("TIME", "REASON", "RECIPIENT", "CHANNEL", "EVENT", "ID"), [_row(letter) for letter in found])
+    typer.echo(f"{len(found)} listed")
+
+
+async def show_one(reach: Reach, dead_letter_id: str, *, as_json: bool) -> None:
+    """Prints one dead letter with its history."""
+    async with connect(reach) as connection:
+        answer = await connection.call(
+            "delivery",
+            lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).GetDeadLetter,
+            dead_letter_service_pb2.GetDeadLetterRequest(dead_letter_id=dead_letter_id),
+            _OPERATOR,
+        )
+    letter = answer.dead_letter
+    if as_json:
+        typer.echo(texts.json_line(letter))
+        return
+    texts.table(("TIME", "REASON", "RECIPIENT", "CHANNEL", "EVENT", "ID"), [_row(letter)])
+    if letter.lane_position:
+        typer.echo(f"it lay at {texts.printable(letter.lane_position)}")
+    typer.echo(f"{len(letter.original)} bytes of it are kept")
+    attempts = [
+        (str(attempt.attempt_number), texts.clock_time(attempt.attempt_time), attempt.outcome)
+        for attempt in letter.attempts
+    ]
+    if attempts:
+        texts.table(("TRY", "TIME", "OUTCOME"), attempts)
+
+
+async def redrive_these(reach: Reach, dead_letter_ids: Sequence[str], *, dry_run: bool) -> None:
+    """Redrives the letters that were named.
+
+    Raises:
+        CommandFailed: some cannot be redriven; the others went.
+    """
+    async with connect(reach) as connection:
+        redriven, refused = await _redrive(connection, dead_letter_ids, dry_run=dry_run)
+    typer.echo(_result(redriven, len(refused), dry_run))
+    if refused:
+        raise CommandFailed(f"gone, or cannot be delivered: {', '.join(refused)}", REFUSED)
+
+
+async def redrive_filtered(reach: Reach, wanted: Filter, *, dry_run: bool) -> None:
+    """Redrives the letters that a filter names, as they are listed now."""
+    async with connect(reach) as connection:
+        ids = [letter.dead_letter_id async for letter in _listed(connection, wanted)]
+        redriven, refused = await _redrive(connection, ids, dry_run=dry_run)
+    typer.echo(_result(redriven, len(refused), dry_run))
+
+
+async def explain(reach: Reach, event_id: str, tenant_id: str, recipient_id: str, *, as_json: bool) -> None:
+    """Prints what is known of one event and recipient."""
+    async with connect(reach) as connection:
+        answer = await connection.call(
+            "delivery",
+            lambda channel: delivery_service_pb2_grpc.DeliveryServiceStub(channel).Explain,
+            delivery_service_pb2.ExplainRequest(event_id=event_id, tenant_id=tenant_id, recipient_id=recipient_id),
+            _OPERATOR,
+        )
+    if as_json:
+        typer.echo(texts.json_line(answer))
+        return
+    if answer.state:
+        typer.echo(f"in the inbox, {_short(notification_pb2.NotificationState.Name(answer.state))}")
+    elif answer.suppress_reason:
+        typer.echo(f"not delivered: {_short(plan_pb2.SuppressReason.Name(answer.suppress_reason))}")
+    else:
+        typer.echo("not in the inbox")
+    rows = [
+        (texts.clock_time(step.step_time) if step.HasField("step_time") else "-", step.decision, step.detail)
+        for step in answer.steps
+    ]
+    texts.table(("TIME", "DECISION", "DETAIL"), rows)
+
+
+async def _listed(
+    connection: Connection, wanted: Filter, *, limit: int | None = None
+) -> AsyncIterator[dead_letter_service_pb2.DeadLetter]:
+    page = ""
+    left = limit
+    while left is None or left > 0:
+        request = dead_letter_service_pb2.ListDeadLettersRequest(
+            tenant_id=wanted.tenant_id,
+            reason=dead_letter_service_pb2.DeadLetterReason.ValueType(wanted.reason),
+            page_size=_PAGE_SIZE if left is None else min(_PAGE_SIZE, left),
+            page_token=page,
+        )
+        answer = await connection.call(
+            "delivery",
+            lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).ListDeadLetters,
+            request,
+            _OPERATOR,
+        )
+        for letter in answer.dead_letters:
+            yield letter
+        page = answer.next_page_token
+        if not page:
+            return
+        if left is not None:
+            left -= len(answer.dead_letters)
+
+
+async def _redrive(connection: Connection, ids: Sequence[str], *, dry_run: bool) -> tuple[int, list[str]]:
+    """Redrives in small calls under a progress bar; returns how many went, and those that did not."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    redriven = 0
+    refused: list[str] = []
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("judging" if dry_run else "redriving", total=len(ids))
+        for start in range(0, len(ids), _REDRIVEN_AT_ONCE):
+            part = ids[start : start + _REDRIVEN_AT_ONCE]
+            answer = await connection.call(
+                "delivery",
+                lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).RedriveDeadLetters,
+                dead_letter_service_pb2.RedriveDeadLettersRequest(dead_letter_ids=part, validate_only=dry_run),
+                _OPERATOR,
+            )
+            redriven += answer.redriven_count
+            refused += answer.refused_dead_letter_ids
+            progress.update(bar, advance=len(part))
+    return redriven, refused
+
+
+def _result(redriven: int, refused: int, dry_run: bool) -> str:
+    if dry_run:
+        return f"{redriven} would be redriven, {refused} would stay"
+    return f"{redriven} redriven, {refused} stay"
+
+
+def _row(letter: dead_letter_service_pb2.DeadLetter) -> tuple[str, ...]:
+    return (
+        texts.clock_time(letter.bury_time),
+        _reason(letter.reason),
+        letter.recipient_key or "-",
+        _channel(letter.channel),
+        letter.envelope.event_id or "-",
+        letter.dead_letter_id,
+    )
+
+
+def _reason(number: int) -> str:
+    known = dead_letter_service_pb2.DeadLetterReason.DESCRIPTOR.values_by_number.get(number)
+    return str(number) if known is None else _short(known.name).replace(" ", "-")
+
+
+def _channel(number: int) -> str:
+    if not number:
+        return "-"
+    known = notification_pb2.Channel.DESCRIPTOR.values_by_number.get(number)
+    return str(number) if known is None else _short(known.name)
+
+
+def _short(name: str) -> str:
+    for prefix in ("DEAD_LETTER_REASON_", "CHANNEL_", "NOTIFICATION_STATE_", "SUPPRESS_REASON_"):
+        name = name.removeprefix(prefix)
+    return name.lower().replace("_", " ")

@@ -1,0 +1,128 @@
+"""The commands about dead letters, against a delivery that serves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from heliograph.delivery.v1 import dead_letter_service_pb2 as pb
+from heliograph_cli import letters, record
+from heliograph_cli.connection import Reach
+from heliograph_cli.failures import REFUSED, CommandFailed
+from heliograph_cli.letters import Filter
+from mesh.errors import NotFound
+from svc_delivery.ports_channels import Refused
+from tests.support.retrying import FIRST, Retrying, envelope_of, id_of, plan_of, retrying, serving_operators
+
+ALL = Filter("", 0)
+
+
+class Site:
+    """A delivery with dead letters, and the folder by which commands find it."""
+
+    def __init__(self, delivery: Retrying, reach: Reach) -> None:
+        self.delivery = delivery
+        self.reach = reach
+
+    async def bury(self, count: int) -> list[str]:
+        """Lets a channel refuse events; the ids of the letters, newest first."""
+        self.delivery.channel(FIRST, *[Refused("no address")] * count)
+        for number in range(count):
+            await self.delivery.dispatch(envelope_of(number), plan=plan_of(FIRST))
+        await self.delivery.after(10.0)
+        listed = await self.delivery.letters.ListDeadLetters(pb.ListDeadLettersRequest(page_size=500), None)  # type: ignore[arg-type]  # not used
+        return [letter.dead_letter_id for letter in listed.dead_letters]
+
+
+def results(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the command said at its end; the delivery in this process logs to the same place."""
+    return [line for line in capsys.readouterr().out.splitlines() if line.endswith(" stay")]
+
+
+@pytest.fixture
+async def site(tmp_path: Path, run_dir: Path) -> AsyncIterator[Site]:
+    """What `heliograph up --direct` leaves for other commands, as far as they need it."""
+    state_dir = tmp_path / ".heliograph"
+    state_dir.mkdir()
+    up = record.UpRecord(
+        pid=os.getpid(),
+        state="serving",
+        direct=True,
+        start_time=time.time(),
+        run_dir=str(run_dir),
+        trust_domain="heliograph.local",
+        edge="",
+        live_urls={},
+        inbound={},
+        producer_host="",
+        processes={},
+    )
+    record.write(state_dir / "up.json", up)
+    async with retrying(tmp_path) as delivery, serving_operators(delivery, run_dir):
+        yield Site(delivery, Reach(state_dir=state_dir))
+
+
+async def test_a_list_shows_a_line_a_letter(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """With reason, recipient, event and id; no more than asked for; JSON one object a line."""
+    ids = await site.bury(3)
+    await letters.show_list(site.reach, ALL, limit=50, as_json=False)
+    head, *lines, last = capsys.readouterr().out.splitlines()
+    assert head.split() == ["TIME", "REASON", "RECIPIENT", "CHANNEL", "EVENT", "ID"]
+    assert [line.split()[-1] for line in lines] == ids
+    assert all(line.split()[2:5] == ["tries-exhausted", "acme/alice", str(FIRST)] for line in lines)
+    assert last == "3 listed"
+    await letters.show_list(site.reach, ALL, limit=2, as_json=True)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    await letters.show_list(site.reach, Filter("nobody", 0), limit=2, as_json=False)
+    assert capsys.readouterr().out == "0 listed\n"
+
+
+async def test_one_letter_is_shown_with_its_history(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """And one that is not there is not found."""
+    (letter_id,) = await site.bury(1)
+    await letters.show_one(site.reach, letter_id, as_json=False)
+    shown = capsys.readouterr().out
+    assert id_of(0) in shown
+    assert "refused: no address" in shown
+    with pytest.raises(NotFound):
+        await letters.show_one(site.reach, id_of(0), as_json=False)
+
+
+async def test_redriving_by_filter_takes_all_that_match(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over several calls; a dry run moves nothing; what went is gone, so a repetition goes on where it stood."""
+    await site.bury(230)
+    await letters.redrive_filtered(site.reach, ALL, dry_run=True)
+    await letters.redrive_filtered(site.reach, Filter("nobody", 0), dry_run=False)
+    await letters.redrive_filtered(site.reach, Filter("acme", pb.DEAD_LETTER_REASON_TRIES_EXHAUSTED), dry_run=False)
+    await letters.redrive_filtered(site.reach, ALL, dry_run=False)
+    assert results(capsys) == [
+        "230 would be redriven, 0 would stay",
+        "0 redriven, 0 stay",
+        "230 redriven, 0 stay",
+        "0 redriven, 0 stay",
+    ]
+    assert await site.delivery.buried() == []
+
+
+async def test_a_named_letter_that_stays_fails_the_command(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others went."""
+    (letter_id,) = await site.bury(1)
+    with pytest.raises(CommandFailed) as caught:
+        await letters.redrive_these(site.reach, [letter_id, id_of(0)], dry_run=False)
+    assert (caught.value.code, id_of(0) in str(caught.value)) == (REFUSED, True)
+    assert results(capsys) == ["1 redriven, 1 stay"]
+
+
+async def test_an_explanation_is_a_table(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The state first, then what happened."""
+    await site.bury(1)
+    await letters.explain(site.reach, id_of(0), "acme", "alice", as_json=False)
+    first, head, *lines = capsys.readouterr().out.splitlines()
+    assert (first, head.split()) == ("in the inbox, new", ["TIME", "DECISION", "DETAIL"])
+    assert any("dead letter" in line and "tries_exhausted" in line for line in lines)
+    with pytest.raises(NotFound):
+        await letters.explain(site.reach, id_of(5), "acme", "alice", as_json=False)
