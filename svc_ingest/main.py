@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 from heliograph.access.v1 import access_pb2
@@ -11,13 +12,17 @@ from mesh.access import read_access
 from mesh.app import App, StartError, run
 from mesh.lanes import open_writer
 from mesh.server import Server
+from mesh.sqlite import Reader, file_of
 from mesh.tokens import TokenVerifier
 from svc_ingest import registry
+from svc_ingest.gate import Gate
 from svc_ingest.metrics import Metrics
+from svc_ingest.overload import Limits
 from svc_ingest.record import LANES
 from svc_ingest.service import IngestServicer
 from svc_ingest.settings import IngestSettings
 from svc_ingest.store import open_store
+from svc_ingest.watch import Watch
 from svc_ingest.worker import Sweep
 
 
@@ -25,17 +30,31 @@ def wire(app: App, settings: IngestSettings) -> None:
     """Builds the process; nothing runs yet."""
     registries = read_registries(settings.categories_file, settings.producers_file)
     log = open_store(settings.request_log_url, settings.data_dir)
+    positions = Reader(file_of(settings.positions_url, settings.data_dir))
     lanes = {
         name: open_writer(
-            settings.lanes_url, name, data_dir=settings.data_dir, run_dir=settings.run_dir, clock=app.clock
+            settings.lanes_url,
+            name,
+            data_dir=settings.data_dir,
+            run_dir=settings.run_dir,
+            clock=app.clock,
+            positions=positions,
         )
         for name in LANES.values()
     }
     metrics = Metrics(app.telemetry)
+    gate = Gate(
+        limits=limits_of(settings),
+        default_priorities=registries.default_priorities,
+        clock=app.clock,
+        metrics=metrics,
+        random=random.random,
+    )
     servicer = IngestServicer(
         log=log,
         lanes=lanes,
         registries=registries,
+        gate=gate,
         clock=app.clock,
         metrics=metrics,
         draw=os.urandom,
@@ -58,10 +77,12 @@ def wire(app: App, settings: IngestSettings) -> None:
         "stores_chosen",
         lanes_url=settings.lanes_url,
         request_log_url=settings.request_log_url,
+        positions_url=settings.positions_url,
         categories=len(registries.default_priorities),
         producers=len(registries.grants),
     )
     app.resource("request_log", log.open, log.close)
+    app.resource("positions", positions.open, positions.close)
     for name, lane in lanes.items():
         app.resource(f"lane_{name}", lane.open, lane.close)
     app.resource("server", server.start, lambda: server.stop(settings.drain_limit))
@@ -69,6 +90,18 @@ def wire(app: App, settings: IngestSettings) -> None:
     app.on_drain("calls", lambda: server.stop(settings.drain_limit))
     app.on_ready(server.set_serving)
     app.supervise("sweep", Sweep(log=log, lanes=lanes, clock=app.clock, metrics=metrics).run)
+    app.supervise("watch", Watch(gate=gate, lanes=lanes, clock=app.clock, metrics=metrics).run)
+
+
+def limits_of(settings: IngestSettings) -> Limits:
+    """Returns what counts as too much."""
+    return Limits(
+        wait=settings.wait_limit,
+        backlog=settings.backlog_limit,
+        append=settings.append_limit,
+        loop_lag=settings.loop_lag_limit,
+        in_flight=settings.in_flight_limit,
+    )
 
 
 def read_registries(categories_file: Path, producers_file: Path) -> registry.Registries:
@@ -81,7 +114,10 @@ def read_registries(categories_file: Path, producers_file: Path) -> registry.Reg
     try:
         categories = registry.read_categories(path.read_bytes())
         path = producers_file
-        return registry.Registries(categories, registry.read_producers(path.read_bytes(), categories))
+        content = path.read_bytes()
+        return registry.Registries(
+            categories, registry.read_producers(content, categories), registry.read_quotas(content)
+        )
     except OSError as error:
         raise StartError(f"{path}: {error.strerror}; name a readable TOML file") from None
     except registry.RegistryError as error:

@@ -11,6 +11,7 @@ from mesh.errors import Failure
 from mesh.telemetry import Telemetry
 from svc_ingest.repeats import VALIDATED, Outcome
 
+_PRIORITIES = ("high", "normal", "bulk")
 _APPEND_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
@@ -38,6 +39,21 @@ class Metrics:
             "skipped_requests", "Requests handled without the request log: it failed or was slow.", ["step"]
         )
         self._skipped = {step: skipped.labels(step).inc for step in ("begin", "finish", "release")}
+        shed = telemetry.counter(
+            "shed_events", "Events refused for overload before any work was done, by priority.", ["priority"]
+        )
+        self._shed = {priority: shed.labels(priority).inc for priority in _PRIORITIES}
+        self._late = telemetry.counter(
+            "late_events", "Events whose append began after their call's deadline: work for nobody. Stays 0."
+        ).inc
+        self._level = telemetry.gauge(
+            "overload_level", "Who is refused for overload: 0 nobody, 1 bulk, 2 normal too, 3 high too."
+        ).set
+        self._in_flight = telemetry.gauge("in_flight_events", "Events being worked on.").set
+        self._backlog = telemetry.gauge("lane_backlog_records", "Records that fanout has not finished.", ["lane"])
+        self._wait = telemetry.gauge(
+            "lane_wait_seconds", "How long a record that is appended now will wait, as ingest reckons.", ["lane"]
+        )
         self._swept = telemetry.counter("swept_records", "Old records removed.", ["store"])
 
     def count(self, outcomes: Sequence[Outcome], tenant_id: str, producer_id: str) -> None:
@@ -63,6 +79,24 @@ class Metrics:
     def skip_log(self, step: str, count: int) -> None:
         """Counts requests for which the request log did not answer in time."""
         self._skipped[step](count)
+
+    def shed(self, priority: str) -> None:
+        """Counts an event that was refused for overload."""
+        self._shed[priority]()
+
+    def append_late(self, count: int) -> None:
+        """Counts events whose append begins after the deadline."""
+        self._late(count)
+
+    def show_lane(self, lane: str, record_count: int, wait_s: float) -> None:
+        """Shows what waits in a lane."""
+        self._backlog.labels(lane).set(record_count)
+        self._wait.labels(lane).set(wait_s)
+
+    def show_load(self, level: int, in_flight: int) -> None:
+        """Shows who is refused, and how much is being worked on."""
+        self._level(level)
+        self._in_flight(in_flight)
 
     def sweep(self, store: str, count: int) -> None:
         """Counts what housekeeping removed."""

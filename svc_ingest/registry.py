@@ -5,6 +5,7 @@ Must not read files: `main` does, and hands the bytes in. What is wrong ends in 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Literal, TypeVar
@@ -12,6 +13,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from heliograph.type.v1 import notification_pb2
+from svc_ingest.quota import Quota, Quotas
 
 PRIORITIES: Mapping[str, notification_pb2.Priority.ValueType] = {
     "high": notification_pb2.PRIORITY_HIGH,
@@ -41,10 +43,12 @@ class Registries(msgspec.Struct, frozen=True):
     Attributes:
         default_priorities: every known category with its default priority.
         grants: every known producer, by (tenant, producer).
+        quotas: how much of it.
     """
 
     default_priorities: Mapping[str, notification_pb2.Priority.ValueType]
     grants: Mapping[tuple[str, str], Grant]
+    quotas: Quotas = Quotas()
 
 
 class RegistryError(ValueError):
@@ -60,13 +64,23 @@ class _Categories(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     categories: dict[str, _Category]
 
 
+class _Quota(Quota, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
 class _Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     categories: list[str]
     priorities: list[_PriorityName]
+    quota: _Quota = _Quota()
+
+
+class _Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    quota: _Quota
 
 
 class _Producers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     producers: dict[str, _Producer]
+    tenants: dict[str, _Tenant] = {}
 
 
 def read_categories(content: bytes) -> Mapping[str, notification_pb2.Priority.ValueType]:
@@ -103,6 +117,42 @@ def read_producers(content: bytes, categories: Mapping[str, object]) -> Mapping[
         tenant_id, _, producer_id = name.partition("/")
         grants[tenant_id, producer_id] = Grant(granted, frozenset(PRIORITIES[name] for name in producer.priorities))
     return grants
+
+
+def read_quotas(content: bytes) -> Quotas:
+    """Returns how much each producer and each tenant may publish.
+
+    Args:
+        content: the file of producers, one that `read_producers` takes.
+
+    Raises:
+        RegistryError: one line that names the key.
+    """
+    found = _decode(content, _Producers)
+    producers: dict[tuple[str, str], Quota] = {}
+    for name, producer in found.producers.items():
+        tenant_id, _, producer_id = name.partition("/")
+        producers[tenant_id, producer_id] = _check_quota(f'producers."{name}".quota', producer.quota)
+    known = {tenant_id for tenant_id, _ in producers}
+    for name in found.tenants:
+        if name not in known:
+            raise RegistryError(f"tenants.{name}: no producer belongs to this tenant")
+    tenants = {name: _check_quota(f"tenants.{name}.quota", tenant.quota) for name, tenant in found.tenants.items()}
+    return Quotas(producers, tenants)
+
+
+def _check_quota(key: str, quota: Quota) -> Quota:
+    for name in quota.__struct_fields__:
+        value = getattr(quota, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise RegistryError(f"{key}.{name}: must be 0 or more, and finite")
+    for burst, rate in (("burst", "events_per_second"), ("recipients_burst", "recipients_per_second")):
+        if getattr(quota, burst) is not None:
+            if getattr(quota, rate) is None:
+                raise RegistryError(f"{key}.{burst}: needs {rate}")
+            if getattr(quota, burst) < 1:
+                raise RegistryError(f"{key}.{burst}: must be at least 1; a rate of 0 lets nothing through")
+    return quota
 
 
 def _decode(content: bytes, model: type[M]) -> M:

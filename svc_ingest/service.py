@@ -1,7 +1,8 @@
 """The gRPC side of ingest: Publish and BatchPublish. Path steps 1-3.
 
-Both take the same way: judge, ask the request log, decide, append, tell the log, answer. One call is one look-up and at
-most one append a lane, however many events it carries. Must not hold rules: they are in `core`.
+Both take the same way: pass the gate, judge, ask the request log, decide, charge, append, tell the log, answer. One
+call is one look-up and at most one append a lane, however many events it carries. Must not hold rules: they are in
+`core`, `quota` and `overload`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from mesh.lanes import LaneUnavailable, LaneWriter, Record
 from mesh.telemetry import logger
 from mesh.times import timestamp_of
 from svc_ingest import core, limits, record, repeats
+from svc_ingest.gate import Gate, deadline_expired
 from svc_ingest.metrics import Metrics
 from svc_ingest.ports import Answer, Claim, Known, RequestLog
+from svc_ingest.quota import Meter
 from svc_ingest.registry import Registries
 
 _PublishContext: TypeAlias = grpc.aio.ServicerContext[
@@ -58,6 +61,7 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         log: the short memory of requests, open.
         lanes: the writing ends by name, open.
         registries: categories and producers.
+        gate: sheds what is too much.
         clock: ingest's clock.
         metrics: where outcomes are counted.
         draw: returns so many random bytes.
@@ -71,6 +75,7 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         log: RequestLog,
         lanes: Mapping[str, LaneWriter],
         registries: Registries,
+        gate: Gate,
         clock: Clock,
         metrics: Metrics,
         draw: Callable[[int], bytes],
@@ -80,6 +85,8 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         self._log = log
         self._lanes = lanes
         self._registries = registries
+        self._gate = gate
+        self._meter = Meter(registries.quotas, clock.monotonic())
         self._clock = clock
         self._metrics = metrics
         self._draw = draw
@@ -119,10 +126,16 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         """Returns what became of each request, in order."""
         call = self._call()
         grant = core.find_grant(self._registries, call.tenant_id, call.producer_id)
+        self._gate.check_time(calls.remaining())
+        shed = self._gate.shed(requests)
         now_ns = call.now_micros * _MICRO_NS
-        judged = [core.check(request, grant, self._registries, now_ns) for request in requests]
-        drafts = [draft for draft in judged if isinstance(draft, core.Draft)]
-        accepted = iter(await self._accept(drafts, call) if drafts else ())
+        with self._gate.working(len(requests) - len(shed)):
+            judged = [
+                shed.get(index) or core.check(request, grant, self._registries, now_ns)
+                for index, request in enumerate(requests)
+            ]
+            drafts = [draft for draft in judged if isinstance(draft, core.Draft)]
+            accepted = iter(await self._accept(drafts, call) if drafts else ())
         outcomes = [next(accepted) if isinstance(draft, core.Draft) else draft for draft in judged]
         self._metrics.count(outcomes, call.tenant_id, call.producer_id)
         self._tell_path("answered", outcomes)
@@ -141,7 +154,8 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         claims = [repeats.claim_of(draft, call.tenant_id, call.producer_id, holder, call.now_ms) for draft in drafts]
         known = await self._begin(claims, call.now)
         verdicts = repeats.settle(drafts, known, call.now_ms)
-        appended = await self._append(drafts, verdicts, call)
+        held_back = self._hold_back(drafts, verdicts, call)
+        appended = {**await self._append(drafts, verdicts, held_back, call), **held_back}
         outcomes = repeats.conclude(drafts, verdicts, appended)
         await self._remember(claims, repeats.close(drafts, verdicts, outcomes), outcomes)
         return outcomes
@@ -161,15 +175,36 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
             return [None] * len(claims)
         return [None if claim is None else next(answers) for claim in claims]
 
-    async def _append(
+    def _hold_back(
         self, drafts: Sequence[core.Draft], verdicts: Sequence[repeats.Verdict], call: _Call
+    ) -> Mapping[int, Failure]:
+        """Charges what would be accepted; returns by index what its quota, or the call's time, does not let through."""
+        accepts = [index for index, verdict in enumerate(verdicts) if isinstance(verdict, repeats.Accept)]
+        left = calls.remaining()
+        if left is not None and left <= 0:
+            return dict.fromkeys(accepts, deadline_expired(left, 0.0))
+        now = self._clock.monotonic()
+        refusals: dict[int, Failure] = {}
+        for index in accepts:
+            recipient_count = len(drafts[index].request.event.audience.recipient_ids)
+            refusal = self._meter.charge(call.tenant_id, call.producer_id, recipient_count, now)
+            if refusal is not None:
+                refusals[index] = refusal
+        return refusals
+
+    async def _append(
+        self,
+        drafts: Sequence[core.Draft],
+        verdicts: Sequence[repeats.Verdict],
+        held_back: Mapping[int, Failure],
+        call: _Call,
     ) -> Mapping[int, repeats.Outcome]:
         """Builds and appends what is accepted, lane by lane in the order of the call; returns outcomes by index."""
         batches: dict[str, tuple[list[int], list[Record]]] = {}
         outcomes: dict[int, repeats.Outcome] = {}
         origin = record.Origin(call.tenant_id, call.producer_id, call.traceparent, timestamp_of(call.now_micros))
         for index, verdict in enumerate(verdicts):
-            if isinstance(verdict, repeats.Accept):
+            if isinstance(verdict, repeats.Accept) and index not in held_back:
                 draft = drafts[index]
                 request_id = draft.request_id or self._draw(_ID_BYTES)
                 event_id = core.derive_event_id(draft, call.tenant_id, call.producer_id, request_id, verdict.id_time_ms)
@@ -189,8 +224,11 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
 
     async def _append_one(self, lane: str, records: Sequence[Record]) -> Failure | None:
         """Appends to one lane; returns the refusal when that is not known to be done."""
+        left = calls.remaining()
+        if left is not None and left <= 0:
+            self._metrics.append_late(len(records))
         try:
-            with self._metrics.time_append(lane):
+            with self._metrics.time_append(lane), self._gate.appending():
                 await self._lanes[lane].append(records)
         except LaneUnavailable as error:
             logger().error("lane_unavailable", lane=lane, events=len(records), unknown=error.unknown, error=str(error))

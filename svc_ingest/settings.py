@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -26,4 +26,33 @@ class IngestSettings(ServiceSettings):
     )
     producers_file: Path = Field(
         Path("deploy/producers.example.toml"), description="TOML file with the producers and what each may publish"
+    )
+    positions_url: str = Field(
+        "sqlite:///positions.db",
+        description="where fanout keeps how far it has read, to know what waits: sqlite:///FILE, below data_dir unless "
+        "absolute; only read",
+    )
+    wait_limit: Annotated[float, Field(gt=0.0, le=3600.0)] = Field(
+        5.0,
+        description="overload: seconds that events may wait in the normal lane before normal ones are refused; bulk is "
+        "from 0.4 of it, high from 2 times it in the high lane; above 0 to 3600",
+    )
+    backlog_limit: Annotated[int, Field(ge=1)] = Field(
+        1_000_000,
+        description="overload: events that a lane may hold unfinished, while fanout is away as well; at least 1",
+    )
+    append_limit: Annotated[float, Field(gt=0.0, le=60.0)] = Field(
+        0.5,
+        description="overload: seconds that an append may take, in the median, before normal events are refused; bulk "
+        "from 0.5 of it, high from 4 times it; above 0 to 60",
+    )
+    loop_lag_limit: Annotated[float, Field(gt=0.0, le=60.0)] = Field(
+        0.2,
+        description="overload: seconds that the event loop may be late, at its best in half a second, before normal "
+        "events are refused; bulk from 0.5 of it, high from 5 times it; above 0 to 60",
+    )
+    in_flight_limit: Annotated[int, Field(ge=1)] = Field(
+        10_000,
+        description="overload: events being worked on at once in this process; bulk is refused from 0.5 of it, normal "
+        "from 0.8; at least 1",
     )

@@ -15,9 +15,10 @@ import msgspec
 
 from mesh.clock import Clock
 from mesh.errors import DataLoss, Unavailable
-from mesh.sqlite import Migration, StoreUrlError, Writer, file_of, load_migrations
+from mesh.sqlite import Migration, Reader, StoreUrlError, Writer, file_of, load_migrations
 
 __all__ = [
+    "Backlog",
     "Lag",
     "LaneReader",
     "LaneUnavailable",
@@ -66,6 +67,20 @@ class Lag(msgspec.Struct, frozen=True, gc=False):
     oldest_age: float
 
 
+class Backlog(msgspec.Struct, frozen=True, gc=False):
+    """How far the reader is behind, seen from the writing end.
+
+    Attributes:
+        record_count: records above the position that the reader committed.
+        oldest_age: seconds since the oldest of them was appended.
+        finished: grows by one with each record that the reader has finished: two looks tell how fast it moves.
+    """
+
+    record_count: int
+    oldest_age: float
+    finished: int
+
+
 class LaneUnavailable(Unavailable):
     """The lane cannot be used now. With `unknown` set, records may have been appended all the same."""
 
@@ -96,6 +111,16 @@ class LaneWriter(Protocol):
         Raises:
             LaneUnavailable: nothing was appended, or with `unknown` set perhaps everything; repeating it may append
                 the records a second time.
+        """
+        ...
+
+    async def backlog(self) -> Backlog:
+        """Returns what the reader has not finished, as of a moment ago; all there is while no reader ever began.
+
+        Changes nothing and waits for nobody: neither for appends under way nor for the reader.
+
+        Raises:
+            LaneUnavailable: it cannot be known now.
         """
         ...
 
@@ -217,7 +242,14 @@ def position_migrations() -> list[Migration]:
 
 
 def open_writer(
-    url: str, name: str, *, data_dir: Path, run_dir: Path, clock: Clock, lock_wait: float = 10.0
+    url: str,
+    name: str,
+    *,
+    data_dir: Path,
+    run_dir: Path,
+    clock: Clock,
+    positions: Reader | None = None,
+    lock_wait: float = 10.0,
 ) -> LaneWriter:
     """Returns the writing end of a lane; `open` it before use.
 
@@ -227,6 +259,8 @@ def open_writer(
         data_dir: where relative paths start.
         run_dir: where the reader's doorbell is.
         clock: for the time of an append.
+        positions: the file in which the reading process keeps its positions, open to be read; shared by all lanes.
+            Without it no reader is known, and the backlog is all that the lane holds.
         lock_wait: seconds to wait for a hand-over.
 
     Raises:
@@ -235,7 +269,7 @@ def open_writer(
     from mesh.lanes.sqlite import SqliteLaneWriter
 
     path = _lane_file(url, name, data_dir)
-    return SqliteLaneWriter(name, path=path, run_dir=run_dir, clock=clock, lock_wait=lock_wait)
+    return SqliteLaneWriter(name, path=path, run_dir=run_dir, clock=clock, positions=positions, lock_wait=lock_wait)
 
 
 def open_reader(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,8 @@ import msgspec
 
 from mesh.clock import Clock
 from mesh.filelock import FileLock
-from mesh.lanes import Lag, LaneUnavailable, Parked, PositionLost, Record, Stored
+from mesh.lanes import Backlog, Lag, LaneUnavailable, Parked, PositionLost, Record, Stored
+from mesh.lanes.bell import Bell, bell_path
 from mesh.sqlite import Reader, StoreError, Writer, load_migrations
 
 _POLL_S: Final = 0.25
@@ -39,6 +39,7 @@ _TRIM_CUT: Final = """
     select min(position) from (select position, append_time from records order by position limit ?)
     where append_time >= ?
 """
+_POSITION: Final = "select epoch, position from positions where lane = ?"
 _COMMIT: Final = """
     insert into positions(lane, epoch, position) values (?, ?, ?)
     on conflict (lane) do update set
@@ -56,17 +57,23 @@ def _unavailable(lane: str) -> Iterator[None]:
         raise LaneUnavailable(f"lane {lane}: {error.message}", unknown=error.unknown) from error
 
 
-def _bell_path(run_dir: Path, lane: str) -> Path:
-    return run_dir / f"lane-{lane}.bell"
-
-
 class SqliteLaneWriter:
     """The writing end: appends of many callers share commits."""
 
-    def __init__(self, name: str, *, path: Path, run_dir: Path, clock: Clock, lock_wait: float = 10.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        path: Path,
+        run_dir: Path,
+        clock: Clock,
+        positions: Reader | None = None,
+        lock_wait: float = 10.0,
+    ) -> None:
         self._name = name
         self._clock = clock
-        self._bell = str(_bell_path(run_dir, name))
+        self._positions = positions
+        self._bell = str(bell_path(run_dir, name))
         self._socket: socket.socket | None = None
         migrations = load_migrations("mesh.lanes", "migrations/lane")
         self._file = Writer(path, migrations=migrations, lock_wait=lock_wait, committed=self._ring)
@@ -101,6 +108,16 @@ class SqliteLaneWriter:
         with _unavailable(self._name):
             await self._file.submit(work)
 
+    async def backlog(self) -> Backlog:
+        """Looks into the reader's file of positions, then into the lane; see the port."""
+        position: tuple[int, int] | None = None
+        with _unavailable(self._name):
+            if self._positions is not None:
+                position = await self._positions.read(lambda connection: _position(connection, self._name), None)
+            # In this order: what the reader finishes meanwhile counts as unfinished, never the other way round.
+            unfinished = await self._file.read(lambda connection: _count_unfinished(connection, position))
+        return Backlog(unfinished.count, _age(self._clock, unfinished.oldest), unfinished.after)
+
     async def trim(self, before_time: float) -> int:
         """Removes old records, 500 in a transaction and 50,000 in a call at most; see the port."""
 
@@ -133,49 +150,6 @@ class SqliteLaneWriter:
                 self._socket.sendto(b"\0", self._bell)
 
 
-class _Bell:
-    """The reader's end of the doorbell."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._socket: socket.socket | None = None
-        self._rung = asyncio.Event()
-
-    def open(self) -> None:
-        bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._path.unlink(missing_ok=True)  # of a reader that was killed; a living one holds the lock
-            bell.bind(str(self._path))
-            os.chmod(self._path, 0o600)
-        except OSError as error:
-            bell.close()
-            raise StoreError(f"{self._path}: {error}; choose a shorter or writable run folder") from error
-        self._socket = bell
-        asyncio.get_running_loop().add_reader(bell, self._drain)
-
-    def close(self) -> None:
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
-            self._path.unlink(missing_ok=True)
-
-    def clear(self) -> None:
-        self._rung.clear()
-
-    async def wait(self, limit: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit):
-                await self._rung.wait()
-
-    def _drain(self) -> None:
-        self._rung.set()
-        with contextlib.suppress(OSError):
-            while self._socket is not None:
-                self._socket.recv(1)
-
-
 class _Page(msgspec.Struct, frozen=True):
     """What one look into the lane's file found."""
 
@@ -190,6 +164,32 @@ def _look(connection: sqlite3.Connection, after: int, limit: int) -> _Page:
     if last <= after:
         return _Page(epoch, first, last, [])
     return _Page(epoch, first, last, [Stored(*row) for row in connection.execute(_READ, (after, limit))])
+
+
+class _Unfinished(msgspec.Struct, frozen=True):
+    """What lies above a position."""
+
+    after: int
+    count: int
+    oldest: float | None
+
+
+def _count_unfinished(connection: sqlite3.Connection, position: tuple[int, int] | None) -> _Unfinished:
+    """Counts the records above a position (epoch, number); one of another lane counts for nothing."""
+    page = _look(connection, 0, 0)
+    committed = position[1] if position is not None and position[0] == page.epoch else 0
+    after = max(page.first - 1, committed)
+    oldest = connection.execute("select append_time from records where position = ?", (after + 1,)).fetchone()
+    return _Unfinished(after, max(0, page.last - after), oldest and oldest[0])
+
+
+def _age(clock: Clock, append_time: float | None) -> float:
+    return 0.0 if append_time is None else max(0.0, clock.wall() - append_time)
+
+
+def _position(connection: sqlite3.Connection, lane: str) -> tuple[int, int] | None:
+    row: tuple[int, int] | None = connection.execute(_POSITION, (lane,)).fetchone()
+    return row
 
 
 class SqliteLaneReader:
@@ -212,7 +212,7 @@ class SqliteLaneReader:
         self._lock_wait = lock_wait
         self._lock = FileLock(path.with_name(f"{path.name}.reader.lock"))
         self._file = Reader(path)
-        self._bell = _Bell(_bell_path(run_dir, name))
+        self._bell = Bell(bell_path(run_dir, name))
         self._epoch: int | None = None  # of the lane the position belongs to; None: no position yet
         self._read = 0  # last position returned by read
         self._committed = 0  # last position known to be durable
@@ -266,18 +266,12 @@ class SqliteLaneReader:
 
     async def lag(self) -> Lag:
         """Returns the records above the committed position and the age of the oldest; see the port."""
-        committed, epoch = self._committed, self._epoch
-        nothing: tuple[int, float | None] = (0, None)
-
-        def work(connection: sqlite3.Connection) -> tuple[int, float | None]:
-            page = _look(connection, 0, 0)
-            after = max(page.first - 1, committed if page.epoch == epoch else 0)
-            oldest = connection.execute("select append_time from records where position = ?", (after + 1,)).fetchone()
-            return max(0, page.last - after), oldest and oldest[0]
-
+        position = None if self._epoch is None else (self._epoch, self._committed)
         with _unavailable(self._name):
-            count, oldest = await self._file.read(work, nothing)
-        return Lag(count, 0.0 if oldest is None else max(0.0, self._clock.wall() - oldest))
+            unfinished = await self._file.read(
+                lambda connection: _count_unfinished(connection, position), _Unfinished(0, 0, None)
+            )
+        return Lag(unfinished.count, _age(self._clock, unfinished.oldest))
 
     async def park(self, record: Stored, reason: str) -> None:
         """Keeps a record that cannot be understood; see the port."""
@@ -315,8 +309,7 @@ class SqliteLaneReader:
         self._lock.release()
 
     async def _load(self) -> None:
-        statement = "select epoch, position from positions where lane = ?"
-        row = await self._positions.read(lambda connection: connection.execute(statement, (self._name,)).fetchone())
+        row = await self._positions.read(lambda connection: _position(connection, self._name))
         if row is not None:
             self._epoch, self._committed = row
             self._read = self._wanted = self._committed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.lanes import Lag, LaneReader, LaneUnavailable, PositionLost, Record, Stored
+from mesh.lanes import Backlog, Lag, LaneReader, LaneUnavailable, PositionLost, Record, Stored
 from tests.support.backends import lane_backends
 from tests.support.lanes import NAME, LaneCase
 
@@ -208,6 +208,49 @@ async def test_lag_counts_what_is_not_committed(lane: LaneCase) -> None:
     assert await reader.lag() == Lag(2, 2.0)
     await reader.commit(found[5].position)
     assert await reader.lag() == Lag(0, 0.0)
+
+
+async def test_the_writer_sees_how_far_its_reader_is(lane: LaneCase) -> None:
+    """Count and age are those of the records that the reader did not commit, and what it finished adds up."""
+    writer = await lane.writer()
+    assert await writer.backlog() == Backlog(0, 0.0, 0)
+    await writer.append(records(0, 3))
+    lane.clock.advance(10.0)
+    # Nobody ever read.
+    assert await writer.backlog() == Backlog(4, 10.0, 0)
+    reader = await lane.reader()
+    await writer.append(records(4, 5))
+    lane.clock.advance(2.0)
+    found = await read_all(reader, 6)
+    # Read is not finished.
+    assert await writer.backlog() == Backlog(6, 12.0, 0)
+    await reader.commit(found[3].position)
+    assert await writer.backlog() == Backlog(2, 2.0, 4)
+    await reader.commit(found[5].position)
+    assert await writer.backlog() == Backlog(0, 0.0, 6)
+
+
+async def test_a_new_writer_sees_where_the_reader_was(lane: LaneCase) -> None:
+    """After both ends were opened again, and of a lane made anew everything counts."""
+    writer, reader = await lane.writer(), await lane.reader()
+    await writer.append(records(0, 9))
+    await reader.commit((await read_all(reader, 10))[6].position)
+    writer = await lane.writer()
+    assert (await writer.backlog()).record_count == 3
+    await lane.remake()
+    writer = await lane.writer()
+    await writer.append(records(0, 1))
+    assert await writer.backlog() == Backlog(2, 0.0, 0)
+
+
+async def test_a_trim_leaves_the_rest_of_the_backlog(lane: LaneCase) -> None:
+    """Records that retention took before they were read wait for nobody any more."""
+    writer = await lane.writer()
+    await writer.append(records(0, 9))
+    lane.clock.advance(100.0)
+    await writer.append(records(10, 11))
+    await writer.trim(lane.clock.wall() - 50.0)
+    assert await writer.backlog() == Backlog(2, 0.0, 10)
 
 
 async def test_parked_records_are_kept(lane: LaneCase) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 from mesh.clock import ManualClock
 from mesh.lanes import LaneReader, LaneWriter, open_reader, open_writer, position_migrations
 from mesh.lanes.sqlite import SqliteLaneWriter
-from mesh.sqlite import Writer
+from mesh.sqlite import Reader, Writer
 
 NAME = "normal"
 
@@ -56,12 +56,21 @@ class SqliteLaneCase:
         self._writer: SqliteLaneWriter | None = None
         self._reader: LaneReader | None = None
         self._positions: Writer | None = None
+        self._positions_seen: Reader | None = None
 
     async def writer(self) -> LaneWriter:
         """The writing end, opened anew."""
         await self._close_writer()
+        self._positions_seen = Reader(self.data_dir / "positions.db")
+        await self._positions_seen.open()
         writer = open_writer(
-            self.url, NAME, data_dir=self.data_dir, run_dir=self.run_dir, clock=self.clock, lock_wait=0.0
+            self.url,
+            NAME,
+            data_dir=self.data_dir,
+            run_dir=self.run_dir,
+            clock=self.clock,
+            positions=self._positions_seen,
+            lock_wait=0.0,
         )
         assert isinstance(writer, SqliteLaneWriter)
         await writer.open()
@@ -113,6 +122,9 @@ class SqliteLaneCase:
         if self._writer is not None:
             await self._writer.close()
             self._writer = None
+        if self._positions_seen is not None:
+            await self._positions_seen.close()
+            self._positions_seen = None
 
     async def _close_reader(self) -> None:
         if self._reader is not None:

@@ -17,10 +17,13 @@ from mesh import ids
 from mesh.clock import ManualClock
 from mesh.context import CallContext, Caller, serving
 from mesh.lanes import LaneWriter, Stored, open_reader, open_writer, position_migrations
-from mesh.sqlite import Writer
+from mesh.sqlite import Reader, Writer
 from mesh.telemetry import Telemetry
+from svc_ingest.gate import Gate
 from svc_ingest.metrics import Metrics
+from svc_ingest.overload import Limits
 from svc_ingest.ports import RequestLog
+from svc_ingest.quota import Quotas
 from svc_ingest.registry import PRIORITIES, Grant, Registries
 from svc_ingest.service import IngestServicer
 
@@ -98,27 +101,49 @@ def batch(*requests: ingest_service_pb2.PublishRequest) -> ingest_service_pb2.Ba
 class Ingest:
     """The servicer with its stores; calls are made as a producer."""
 
-    def __init__(self, *, log: RequestLog, lanes: dict[str, LaneWriter], clock: ManualClock, folder: Path) -> None:
+    def __init__(
+        self,
+        *,
+        log: RequestLog,
+        lanes: dict[str, LaneWriter],
+        clock: ManualClock,
+        folder: Path,
+        quotas: Quotas | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         self.clock = clock
         self.telemetry = Telemetry("ingest")
+        self.metrics = Metrics(self.telemetry)
+        self.gate = Gate(
+            limits=limits or Limits(),
+            default_priorities=DEFAULTS,
+            clock=clock,
+            metrics=self.metrics,
+            random=random.Random(2).random,
+        )
         self._folder = folder
         self._tasks: set[asyncio.Task[None]] = set()
         self.servicer = IngestServicer(
             log=log,
             lanes=lanes,
-            registries=REGISTRIES,
+            registries=Registries(REGISTRIES.default_priorities, REGISTRIES.grants, quotas or Quotas()),
+            gate=self.gate,
             clock=clock,
-            metrics=Metrics(self.telemetry),
+            metrics=self.metrics,
             draw=random.Random(1).randbytes,
             spawn=self._spawn,
             trace=True,
         )
 
     async def publish(
-        self, request: ingest_service_pb2.PublishRequest, producer: str = "demo", tenant: str = "acme"
+        self,
+        request: ingest_service_pb2.PublishRequest,
+        producer: str = "demo",
+        tenant: str = "acme",
+        timeout: float | None = None,
     ) -> ingest_service_pb2.PublishResponse:
-        """Calls Publish."""
-        with serving(_call(producer, tenant)):
+        """Calls Publish, with so many seconds of the manual clock."""
+        with serving(self._call(producer, tenant, timeout)):
             # The servicer does not look at gRPC's context.
             return await self.servicer.Publish(request, cast(Any, None))
 
@@ -126,7 +151,7 @@ class Ingest:
         self, *requests: ingest_service_pb2.PublishRequest, producer: str = "demo"
     ) -> Sequence[ingest_service_pb2.PublishResult]:
         """Calls BatchPublish."""
-        with serving(_call(producer, "acme")):
+        with serving(self._call(producer, "acme", None)):
             return (await self.servicer.BatchPublish(batch(*requests), cast(Any, None))).results
 
     async def lane(self, name: str = "normal") -> list[event_record_pb2.EventRecord]:
@@ -144,6 +169,13 @@ class Ingest:
     async def settle(self) -> None:
         """Waits for what outlasted its call."""
         await asyncio.gather(*self._tasks)
+
+    def _call(self, producer: str, tenant: str, timeout: float | None) -> CallContext:
+        monotonic = self.clock.monotonic
+        deadline = None if timeout is None else monotonic() + timeout
+        return CallContext(
+            Caller("producer", producer, tenant), deadline, "00-trace", "/heliograph.ingest.v1/Test", monotonic
+        )
 
     def _spawn(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
         async def run() -> None:
@@ -175,9 +207,12 @@ async def read_lane(folder: Path, name: str) -> list[Stored]:
 
 @asynccontextmanager
 async def open_lanes(folder: Path, clock: ManualClock) -> AsyncIterator[dict[str, LaneWriter]]:
-    """The three event lanes, embedded."""
+    """The three event lanes, embedded; their reader's positions are expected in positions.db."""
+    positions = Reader(folder / "positions.db")
+    await positions.open()
     lanes = {
-        name: open_writer("sqlite:///lanes", name, data_dir=folder, run_dir=folder, clock=clock) for name in PRIORITIES
+        name: open_writer("sqlite:///lanes", name, data_dir=folder, run_dir=folder, clock=clock, positions=positions)
+        for name in PRIORITIES
     }
     for lane in lanes.values():
         await lane.open()
@@ -186,7 +221,4 @@ async def open_lanes(folder: Path, clock: ManualClock) -> AsyncIterator[dict[str
     finally:
         for lane in lanes.values():
             await lane.close()
-
-
-def _call(producer: str, tenant: str) -> CallContext:
-    return CallContext(Caller("producer", producer, tenant), None, "00-trace", "/heliograph.ingest.v1/Test")
+        await positions.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from heliograph.type.v1 import notification_pb2
-from svc_ingest.registry import Grant, RegistryError, read_categories, read_producers
+from svc_ingest.quota import Quota
+from svc_ingest.registry import Grant, RegistryError, read_categories, read_producers, read_quotas
 
 CATEGORIES = {"general": notification_pb2.PRIORITY_NORMAL, "security": notification_pb2.PRIORITY_HIGH}
 
@@ -59,4 +60,54 @@ def test_broken_producers_are_one_line(content: bytes, names: str) -> None:
     """It names the producer or the key; a key that nobody reads is a mistake."""
     with pytest.raises(RegistryError, match=names) as error:
         read_producers(content, CATEGORIES)
+    assert "\n" not in str(error.value)
+
+
+def test_quotas_are_those_of_the_file() -> None:
+    """Of producers and of tenants; who has none may publish as much as it likes, and zero is a quota."""
+    content = b"""
+        [producers."acme/demo"]
+        categories = ["*"]
+        priorities = ["high"]
+        quota = { events_per_second = 0.5, burst = 20, recipients_per_second = 1_000 }
+        [producers."acme/billing"]
+        categories = ["*"]
+        priorities = ["high"]
+        [tenants.acme]
+        quota = { events_per_second = 0 }
+    """
+    assert set(read_producers(content, CATEGORIES)) == {("acme", "demo"), ("acme", "billing")}
+    quotas = read_quotas(content)
+    named = {field: getattr(quotas.producers["acme", "demo"], field) for field in Quota.__struct_fields__}
+    assert named == {
+        "events_per_second": 0.5,
+        "burst": 20,
+        "recipients_per_second": 1_000,
+        "recipients_burst": None,
+    }
+    assert quotas.producers["acme", "billing"].events_per_second is None
+    assert quotas.tenants["acme"].events_per_second == 0
+
+
+@pytest.mark.parametrize(
+    ("quota", "names"),
+    [
+        ("quota = { events_per_second = -1 }", r'producers."acme/demo".quota.events_per_second: must be 0 or more'),
+        ("quota = { events_per_second = nan }", "finite"),
+        ("quota = { recipients_per_second = inf }", "finite"),
+        ("quota = { burst = 5 }", r"quota.burst: needs events_per_second"),
+        ("quota = { events_per_second = 5, burst = 0.5 }", r"burst: must be at least 1"),
+        ("quota = { recipients_per_second = 5, recipients_burst = 0 }", r"recipients_burst: must be at least 1"),
+        ("quota = { events_per_minute = 5 }", "events_per_minute"),
+        ("quota = 5", "quota"),
+        ("[tenants.acmee]\nquota = { events_per_second = 5 }", r"tenants.acmee: no producer belongs"),
+        ("[tenants.acme]\nquota = { events_per_second = -5 }", r"tenants.acme.quota.events_per_second"),
+        ("[tenants.acme]", "quota"),
+    ],
+)
+def test_broken_quotas_are_one_line(quota: str, names: str) -> None:
+    """It names the key and what is wrong with it."""
+    content = f"[producers.'acme/demo']\ncategories = ['*']\npriorities = ['high']\n{quota}".encode()
+    with pytest.raises(RegistryError, match=names) as error:
+        read_quotas(content)
     assert "\n" not in str(error.value)

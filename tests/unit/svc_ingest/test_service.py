@@ -12,7 +12,7 @@ import pytest
 from mesh import ids
 from mesh.clock import ManualClock
 from mesh.errors import AlreadyExists, Failure, InvalidArgument, PermissionDenied, Unavailable
-from mesh.lanes import LaneUnavailable, LaneWriter, Record
+from mesh.lanes import Backlog, LaneUnavailable, LaneWriter, Record
 from mesh.times import micros_of
 from svc_ingest import limits
 from svc_ingest.ports import Answer, Claim, Known, RequestLog
@@ -71,6 +71,9 @@ class FaultyLane:
 
     async def open(self) -> None:
         await self._lane.open()
+
+    async def backlog(self) -> Backlog:
+        return await self._lane.backlog()
 
     async def trim(self, before_time: float) -> int:
         return await self._lane.trim(before_time)
