@@ -6,6 +6,7 @@ It must not use sockets or tasks: time passes only when a test says so.
 from __future__ import annotations
 
 import uuid
+import zlib
 from collections.abc import Sequence
 
 from heliograph.delivery.v1.inbox_service_pb2 import InboxEntry, ReplayInboxRequest, ReplayInboxResponse
@@ -127,6 +128,8 @@ class Inbox:
             return page
         page.cursor.CopyFrom(cursor_of("store-1", max(0, start - _BEHIND_READ)))
         page.item_count = len(self.rows)
+        lines = "".join(f"{id_} {revision} 0\n" for id_, (revision, _) in sorted(self.rows.items()))
+        page.checksum = int.from_bytes(zlib.crc32(lines.encode()).to_bytes(4, "big"), "big", signed=True)
         page.unread.unread_count = len(self.rows)
         page.unread.head_time.FromMicroseconds(upper)
         return page

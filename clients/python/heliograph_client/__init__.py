@@ -22,6 +22,9 @@ A recipient's device receives; each revision of a notification is shown once, wh
             print(notification.title, notification.link)
             subscriber.mark_read(notification)
 
+An app may prefer gRPC: `Subscriber("notify.example.org:443", transport="grpc", tls=Tls(), …)`. A subscriber can also
+change what its recipient is subscribed to: `await subscriber.subscribe("deploys")`.
+
 Everything that goes wrong is a `Failure`: its class is the category, its `reason` says what exactly.
 """
 
@@ -57,6 +60,7 @@ from heliograph_client.session import Limits
 from heliograph_client.subscriber import Subscriber
 from heliograph_client.tls import Tls
 from heliograph_client.tokens import TokenSource
+from heliograph_client.topics import TopicChange
 from heliograph_client.values import (
     AckLevel,
     CaughtUp,
@@ -67,9 +71,11 @@ from heliograph_client.values import (
     Notification,
     StateChanged,
     SubscriberStats,
+    TopicsChanged,
     UnreadChanged,
     Update,
 )
+from heliograph_client.wires import Transport
 
 __all__ = [
     "Aborted",
@@ -110,6 +116,9 @@ __all__ = [
     "SystemClock",
     "Tls",
     "TokenSource",
+    "TopicChange",
+    "TopicsChanged",
+    "Transport",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",

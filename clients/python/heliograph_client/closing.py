@@ -17,9 +17,11 @@ from mesh.errors import (
     ResourceExhausted,
     Unauthenticated,
     Unavailable,
+    Unimplemented,
 )
 
 TOKEN_EXPIRED = 4003
+_BROKEN = 1006
 _FIRST_FINAL = 4500
 _LAST_FINAL = 4999
 
@@ -86,3 +88,29 @@ def opening_failure(opening: Opening) -> tuple[Failure, bool]:
         return final(text, reason=opening.reason, metadata=metadata), True
     kind = ResourceExhausted if opening.code == _TOO_MANY_REQUESTS else Unavailable
     return kind(text, reason=opening.reason, metadata=metadata, retry_delay=opening.retry_delay), False
+
+
+_CODES: dict[type[Failure], int] = {
+    Aborted: 4500,
+    Unauthenticated: 4501,
+    PermissionDenied: 4502,
+    InvalidArgument: 4503,
+    NotFound: 4504,
+    FailedPrecondition: 4504,
+    Unimplemented: 4504,
+}
+
+
+def is_final_status(failure: Failure) -> bool:
+    """Tells whether the status of a stream forbids to connect again; a token that has expired may be replaced."""
+    return type(failure) in _CODES and failure.reason != "TOKEN_EXPIRED"
+
+
+def stream_end(failure: Failure) -> tuple[int, str]:
+    """Returns the close code that says the same as a stream's status, and its reason or words.
+
+    A gateway names the code; what is between it and this client knows none.
+    """
+    named = failure.metadata.get("close_code", "")
+    code = int(named) if named.isdecimal() else _CODES.get(type(failure), _BROKEN)
+    return code, failure.reason or failure.message

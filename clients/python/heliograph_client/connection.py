@@ -9,20 +9,17 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 
-from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
-
 from heliograph_client.clock import Clock
-from heliograph_client.frames import Encoding, decode, encode
 from heliograph_client.inbound import receive
 from heliograph_client.session import Actions, Leave, Renew, Session, Show, Tell
 from heliograph_client.tokens import TokenSource, fetch_token
+from heliograph_client.wires import Wire, WireClosed
 from mesh.errors import DataLoss, Failure
 
 _NEVER = float("inf")
 # A token that could not be fetched is asked for again after so long.
 _TOKEN_RETRY_S = 5.0
-_NORMAL, _BAD_DATA, _BROKEN = 1000, 1007, 1006
+_BAD_DATA = 1007
 _LAST_WORDS_S = 1.0
 _REASON_BYTES = 120
 
@@ -31,9 +28,8 @@ class Connection:
     """Runs one connection.
 
     Args:
-        websocket: it is open.
+        wire: it is open.
         session: the rules.
-        encoding: of the frames.
         clock: where time comes from.
         token: where fresh tokens come from.
         deliver: takes what is for the application.
@@ -42,18 +38,16 @@ class Connection:
 
     def __init__(
         self,
-        websocket: ClientConnection,
+        wire: Wire,
         *,
         session: Session,
-        encoding: Encoding,
         clock: Clock,
         token: TokenSource,
         deliver: Callable[[Show | Tell], None],
         room: Callable[[], Awaitable[None]],
     ) -> None:
-        self._websocket = websocket
+        self._wire = wire
         self._session = session
-        self._encoding: Encoding = encoding
         self._clock = clock
         self._token = token
         self._deliver = deliver
@@ -71,7 +65,7 @@ class Connection:
         """Says hello and goes on until the connection is gone.
 
         Returns:
-            The close code (1006 when it broke) and the closing frame's words.
+            The close code (1006 when it broke) and the peer's words.
         """
         try:
             async with self._group:
@@ -79,14 +73,13 @@ class Connection:
         except BaseExceptionGroup as errors:
             # One loop failed and the others were cancelled for it.
             raise errors.exceptions[0] from None
-        code, text = self._websocket.close_code, self._websocket.close_reason
-        return _BROKEN if code is None else code, text or ""
+        return self._wire.end()
 
     async def _live(self, token: str) -> None:
         hello = self._session.hello(token, self._clock.monotonic())
         try:
-            with contextlib.suppress(ConnectionClosed):
-                await self._websocket.send(encode(hello, self._encoding))
+            with contextlib.suppress(WireClosed):
+                await self._wire.send(hello)
             self._start(self._write())
             self._arm()
             await self._read()
@@ -100,13 +93,11 @@ class Connection:
     async def _read(self) -> None:
         while True:
             try:
-                message = await self._websocket.recv()
-            except ConnectionClosed:
+                frame = await self._wire.receive()
+            except WireClosed:
                 return
-            try:
-                frame = decode(message, self._encoding)
             except DataLoss as failure:
-                await self._websocket.close(_BAD_DATA, failure.message.encode()[:_REASON_BYTES].decode(errors="ignore"))
+                await self._wire.close(_BAD_DATA, failure.message.encode()[:_REASON_BYTES].decode(errors="ignore"))
                 return
             actions = receive(self._session, frame, self._clock.monotonic(), self._clock.wall())
             await self._carry_out(actions)
@@ -121,8 +112,8 @@ class Connection:
             self._outgoing.clear()
             for frame in self._session.take_frames(self._clock.monotonic()):
                 try:
-                    await self._websocket.send(encode(frame, self._encoding))
-                except ConnectionClosed:
+                    await self._wire.send(frame)
+                except WireClosed:
                     # The session keeps what was not confirmed.
                     return
 
@@ -154,10 +145,9 @@ class Connection:
 
     async def _leave(self, leave: Leave) -> None:
         if leave.cut:
-            # A peer that is silent answers no closing frame either.
-            self._websocket.transport.abort()
+            self._wire.abort()
         else:
-            await self._websocket.close(_NORMAL)
+            await self._wire.close()
 
     async def _renew(self) -> None:
         try:
@@ -172,11 +162,11 @@ class Connection:
 
     async def _last_words(self) -> None:
         """The subscriber is being closed: what is already said leaves, and then the closing frame."""
-        with contextlib.suppress(ConnectionClosed, TimeoutError):
+        with contextlib.suppress(WireClosed, TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 for frame in self._session.take_frames(self._clock.monotonic()):
-                    await self._websocket.send(encode(frame, self._encoding))
-                await self._websocket.close(_NORMAL)
+                    await self._wire.send(frame)
+                await self._wire.close()
 
     def _start(self, loop: Coroutine[None, None, None]) -> None:
         task = self._group.create_task(loop)

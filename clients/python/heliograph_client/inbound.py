@@ -26,6 +26,7 @@ from heliograph.gateway.v1.client_frames_pb2 import (
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationState, Priority, Unread
 from heliograph_client.marks import Said
 from heliograph_client.session import Action, Actions, Leave, Session, Show, Tell
+from heliograph_client.topics import TopicChange
 from heliograph_client.values import (
     CaughtUp,
     Connected,
@@ -33,6 +34,7 @@ from heliograph_client.values import (
     MarksRefused,
     Notification,
     StateChanged,
+    TopicsChanged,
     UnreadChanged,
     state_text,
 )
@@ -196,15 +198,17 @@ def _doubtful(session: Session, now: float, server_now: float) -> bool:
 
 
 def _confirmed(session: Session, confirmed: Confirmed, now: float) -> Actions:
+    change = session.topics.confirm(confirmed.frame_number)
+    actions: list[Action] = [] if change is None else [Tell(TopicsChanged(change, None))]
     batch = session.resume.marks.confirm(confirmed.frame_number)
     if not batch:
-        return ()
+        return actions
     session.stats.acks_confirmed += len(batch)
     for said in batch:
         session.resume.copy.confirm(said.id, said.kind)
         if not said.is_ack:
             session.last_change = now
-    return (Tell(MarksConfirmed(_ids(batch))),)
+    return [*actions, Tell(MarksConfirmed(_ids(batch)))]
 
 
 def _refused(session: Session, refused: Refused, now: float) -> Actions:
@@ -221,13 +225,28 @@ def _refused(session: Session, refused: Refused, now: float) -> Actions:
         # There is some time left: another one may do.
         link.token_due = now + _MARKS_DELAY_S
         return ()
+    change = session.topics.refuse(number)
+    if change is not None:
+        return _return_topics(session, change, failure, now)
     return _return_marks(session, number, failure, now)
+
+
+def _return_topics(session: Session, change: TopicChange, failure: Failure, now: float) -> Actions:
+    if not _later(failure):
+        return (Tell(TopicsChanged(change, failure)),)
+    session.topics.say_again(change)
+    session.link.topics_due = now + (_MARKS_DELAY_S if failure.retry_delay is None else failure.retry_delay)
+    return ()
+
+
+def _later(failure: Failure) -> bool:
+    return failure.retriable or failure.retry_delay is not None or isinstance(failure, ResourceExhausted)
 
 
 def _return_marks(session: Session, number: int, failure: Failure, now: float) -> Actions:
     marks, link = session.resume.marks, session.link
     batch = marks.refuse(number)
-    if failure.retriable or failure.retry_delay is not None or isinstance(failure, ResourceExhausted):
+    if _later(failure):
         marks.say_again(batch)
         link.marks_due = now + (_MARKS_DELAY_S if failure.retry_delay is None else failure.retry_delay)
         return ()

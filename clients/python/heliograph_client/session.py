@@ -13,12 +13,20 @@ from typing import TypeAlias
 
 import msgspec
 
-from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, Hello, Ping, Reauthenticate
+from heliograph.gateway.v1.client_frames_pb2 import (
+    ConnectRequest,
+    Hello,
+    Ping,
+    Reauthenticate,
+    Subscribe,
+    Unsubscribe,
+)
 from heliograph.type.v1.notification_pb2 import MarkKind, Unread
 from heliograph_client import closing
 from heliograph_client.marks import Said
 from heliograph_client.resume import Resume
 from heliograph_client.tokens import claims_of
+from heliograph_client.topics import PendingTopics
 from heliograph_client.values import Notification, SubscriberStats, Update
 from mesh.backoff import full_jitter
 from mesh.errors import FailedPrecondition, Failure, NotFound, Unauthenticated
@@ -100,6 +108,7 @@ class Link(msgspec.Struct):
         token_due: when a fresh token is needed.
         renew_number: the frame of the last fresh token.
         marks_due: marks wait until then, after the server had no room.
+        topics_due: changes of topics wait until then, after they could not be stored.
         unknown_count: frames refused for an id that the session does not know any more.
         refused: the last refusal of a hello.
         away: after a "go away": whether to connect again.
@@ -120,6 +129,7 @@ class Link(msgspec.Struct):
     token_due: float = _NEVER
     renew_number: int = 0
     marks_due: float = -_NEVER
+    topics_due: float = -_NEVER
     unknown_count: int = 0
     refused: Failure | None = None
     away: bool | None = None
@@ -132,6 +142,7 @@ class Session:
 
     Attributes:
         resume: what the device knows.
+        topics: changes of topics that are not confirmed; they live as long as this process.
         stats: what was counted.
         link: what belongs to the present connection.
         unread: the server's newest number.
@@ -162,6 +173,7 @@ class Session:
             limits: its numbers.
         """
         self.resume = resume
+        self.topics = PendingTopics()
         self.stats = SubscriberStats()
         self.link = Link()
         self.unread: Unread | None = None
@@ -239,7 +251,15 @@ class Session:
             mark = marks.take(number)
             self.stats.acks_sent += len(mark.refs)
             frames.append(ConnectRequest(mark=mark, frame_number=number))
+        if link.welcomed and self.topics.waiting and now >= link.topics_due:
+            frames.append(self._topics_frame(self.next_number()))
         return frames
+
+    def _topics_frame(self, number: int) -> ConnectRequest:
+        change = self.topics.take(number)
+        if change.begin:
+            return ConnectRequest(subscribe=Subscribe(topic_ids=change.topic_ids), frame_number=number)
+        return ConnectRequest(unsubscribe=Unsubscribe(topic_ids=change.topic_ids), frame_number=number)
 
     def next_number(self) -> int:
         """Returns the number of one more frame."""
@@ -255,7 +275,10 @@ class Session:
         marks_due = link.marks_due if link.welcomed and self.resume.marks.waiting else _NEVER
         if marks_due == -_NEVER:
             marks_due = _NEVER
-        return min(link.heard + silence, link.welcome_due, link.leave_due, link.token_due, marks_due)
+        topics_due = link.topics_due if link.welcomed and self.topics.waiting else _NEVER
+        if topics_due == -_NEVER:
+            topics_due = _NEVER
+        return min(link.heard + silence, link.welcome_due, link.leave_due, link.token_due, marks_due, topics_due)
 
     def tick(self, now: float) -> Actions:
         """Does what is due."""
@@ -268,6 +291,8 @@ class Session:
             return (Leave(f"go away: {link.away_reason}"),)
         if now >= link.marks_due:
             link.marks_due = -_NEVER
+        if now >= link.topics_due:
+            link.topics_due = -_NEVER
         if not link.pinged and now >= link.heard + 1.5 * link.heartbeat:
             link.pinged = True
             link.answers.append(ConnectRequest(ping=Ping(), frame_number=self.next_number()))
@@ -313,7 +338,7 @@ class Session:
             final: trying again is forbidden.
         """
         self._lose()
-        if final:
+        if final or (failure.reason == "TOKEN_EXPIRED" and not self._renewable):
             return Stop(failure)
         attempt, self.attempt = self.attempt, self.attempt + 1
         named = (failure.retry_delay or 0.0) * self.random()
@@ -322,6 +347,7 @@ class Session:
     def _lose(self) -> Link:
         link, self.link = self.link, Link()
         self.resume.marks.lost()
+        self.topics.lost()
         return link
 
     def _jitter(self, attempt: int) -> float:

@@ -9,7 +9,7 @@ import asyncio
 import random
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import cast
 
@@ -18,8 +18,10 @@ from heliograph_client.clock import Clock, SystemClock
 from heliograph_client.connection import Connection
 from heliograph_client.cursor_store import CursorStore
 from heliograph_client.frames import Encoding
+from heliograph_client.opening import address_of, open_wire
 from heliograph_client.resume import Resume
 from heliograph_client.session import Limits, Retry, Session, Show, Stop, Tell
+from heliograph_client.tls import Tls
 from heliograph_client.tokens import TokenSource, fetch_token, renewable
 from heliograph_client.values import (
     AckLevel,
@@ -28,9 +30,10 @@ from heliograph_client.values import (
     MarksRefused,
     Notification,
     SubscriberStats,
+    TopicsChanged,
     Update,
 )
-from heliograph_client.websocket import Address, NotOpened, open_websocket, parse_url
+from heliograph_client.wires import NotOpened, Transport
 from mesh.errors import DeadlineExceeded, FailedPrecondition, Failure, Unavailable
 
 # How often the resume state is saved at most: saving writes a file, notifications come by the hundred.
@@ -45,14 +48,17 @@ class Subscriber:
     server forbids to connect again (superseded, token invalid, …). Acks and marks are kept until they are confirmed.
 
     Args:
-        url: `ws://HOST:PORT`, `wss://HOST:PORT` or `unix:PATH` of a gateway or the edge.
+        url: `ws://HOST:PORT`, `wss://HOST:PORT` or `unix:PATH` of a gateway or the edge; over gRPC `HOST:PORT` of the
+            edge or `unix:PATH` of a node's gRPC socket.
         token: a recipient's token, or what returns the current one: asked before each connection and before the token
             ends. It raises a retriable Failure or OSError when none can be had right now.
         device_id: the app or browser installation; it holds one session.
-        encoding: of the frames.
-        tls_context: certificates for `wss://` (`Tls.context`); None: those of the system.
+        transport: "websocket", or "grpc" for apps; the session is the same.
+        encoding: of the frames over WebSocket.
+        tls: certificates; over gRPC None means no encryption, for Unix sockets and tests.
+        tls_context: certificates for `wss://`, instead of `tls`; with neither those of the system.
         server_name: the name to expect in the server's certificate, where the URL is only an address.
-        headers: additional headers of the opening request.
+        headers: additional headers of the opening request or call.
         origin: an Origin header, as a browser would send it.
         store: keeps what is needed to resume after a restart; None: a new start gets the whole window.
         auto_ack: what arrives is acked as received; otherwise `ack` does.
@@ -70,7 +76,9 @@ class Subscriber:
         *,
         token: TokenSource,
         device_id: str,
+        transport: Transport = "websocket",
         encoding: Encoding = "proto",
+        tls: Tls | None = None,
         tls_context: ssl.SSLContext | None = None,
         server_name: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -84,10 +92,10 @@ class Subscriber:
         clock: Clock | None = None,
         random: Callable[[], float] = random.random,
     ) -> None:
-        uri, unix_path = parse_url(url)
-        self._address = Address(
-            uri=uri,
-            unix_path=unix_path,
+        self._address = address_of(
+            url,
+            transport,
+            tls=tls,
             tls_context=tls_context,
             server_name=server_name,
             headers=headers or {},
@@ -114,6 +122,8 @@ class Subscriber:
         self._settled = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._connection: Connection | None = None
+        # Who waits for a change of topics, by its number.
+        self._changes: dict[int, asyncio.Future[None]] = {}
         self._running: asyncio.Task[None] | None = None
         self._over = False
         self._failure: BaseException | None = None
@@ -188,6 +198,23 @@ class Subscriber:
         """Removes them from the list; raises as `ack`."""
         self._mark(MarkKind.MARK_KIND_HIDDEN, notifications)
 
+    async def subscribe(self, *topic_ids: str, limit: float = 10.0) -> None:
+        """Subscribes this device's recipient to topics; every event that is accepted after it returned finds it.
+
+        Args:
+            *topic_ids: 1 to 100.
+            limit: seconds to wait, also for a connection.
+
+        Raises:
+            InvalidArgument: a topic is malformed, or they would be too many.
+            DeadlineExceeded: it is not confirmed; it may be done all the same.
+        """
+        await self._change_topics(topic_ids, limit, begin=True)
+
+    async def unsubscribe(self, *topic_ids: str, limit: float = 10.0) -> None:
+        """Ends subscriptions; what is not subscribed is no error. Raises as `subscribe`."""
+        await self._change_topics(topic_ids, limit, begin=False)
+
     async def settle(self, limit: float = 10.0) -> None:
         """Returns when everything that was said is durable.
 
@@ -253,6 +280,9 @@ class Subscriber:
             self._over = True
             for event in (self._arrived, self._taken, self._settled):
                 event.set()
+            for answer in self._changes.values():
+                if not answer.done():
+                    answer.set_exception(Unavailable("the subscriber has ended", reason=""))
 
     async def _keep_connected(self) -> None:
         while True:
@@ -270,13 +300,12 @@ class Subscriber:
             return session.failed(failure, final=not failure.retriable)
         except OSError as error:
             return session.failed(Unavailable(f"no token: {error}", reason=""), final=False)
-        opened = await open_websocket(self._address, self._encoding, self._client_name)
+        opened = await open_wire(self._address, token, self._encoding, self._client_name)
         if isinstance(opened, NotOpened):
             return session.failed(opened.failure, final=opened.final)
         self._connection = Connection(
             opened,
             session=session,
-            encoding=self._encoding,
             clock=self._clock,
             token=self._token,
             deliver=self._deliver,
@@ -286,7 +315,7 @@ class Subscriber:
             code, text = await self._connection.run(token)
         finally:
             self._connection = None
-            opened.transport.abort()
+            await opened.dispose()
         return session.ended(code, text, self._clock.monotonic())
 
     def _deliver(self, action: Show | Tell) -> None:
@@ -296,9 +325,37 @@ class Subscriber:
         else:
             if isinstance(action.update, MarksConfirmed | MarksRefused):
                 self._settled.set()
+            elif isinstance(action.update, TopicsChanged):
+                self._answer(action.update)
             if self._on_update is not None:
                 self._on_update(action.update)
         self._note_change()
+
+    async def _change_topics(self, topic_ids: Sequence[str], limit: float, *, begin: bool) -> None:
+        if self._running is None or self._over:
+            raise FailedPrecondition("the subscriber is not open: use it in an async with block", reason="")
+        topics = self._session.topics
+        change = topics.say(topic_ids, begin=begin)
+        answer = self._changes[change.number] = asyncio.get_running_loop().create_future()
+        if self._connection is not None:
+            self._connection.wake()
+        try:
+            async with asyncio.timeout(limit):
+                await answer
+        except TimeoutError:
+            raise DeadlineExceeded(f"topics are not confirmed after {limit:g} s", reason="") from None
+        finally:
+            del self._changes[change.number]
+            topics.forget(change.number)
+
+    def _answer(self, changed: TopicsChanged) -> None:
+        answer = self._changes.get(changed.change.number)
+        if answer is None or answer.done():
+            return
+        if changed.failure is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(changed.failure)
 
     async def _room(self) -> None:
         while len(self._queue) >= self._queue_limit:

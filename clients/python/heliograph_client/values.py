@@ -14,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from heliograph.type.v1 import notification_pb2
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationState, Priority
+from heliograph_client.topics import TopicChange
 from mesh.errors import Failure
 
 PriorityText: TypeAlias = Literal["high", "normal", "bulk"]
@@ -167,7 +168,16 @@ class MarksRefused(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-Update: TypeAlias = Connected | Disconnected | CaughtUp | StateChanged | UnreadChanged | MarksConfirmed | MarksRefused
+class TopicsChanged(msgspec.Struct, frozen=True):
+    """A change of topics is durable, or was refused for good."""
+
+    change: TopicChange
+    failure: Failure | None
+
+
+Update: TypeAlias = (
+    Connected | Disconnected | CaughtUp | StateChanged | UnreadChanged | MarksConfirmed | MarksRefused | TopicsChanged
+)
 
 
 class SubscriberStats(msgspec.Struct):

@@ -14,6 +14,7 @@ import msgspec
 from google.protobuf import json_format
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
+    ConnectionClosed,
     InvalidHandshake,
     InvalidStatus,
     InvalidURI,
@@ -23,10 +24,12 @@ from websockets.exceptions import (
 from websockets.http11 import Response
 from websockets.typing import Origin, Subprotocol
 
+from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectResponse
 from heliograph.type.v1.refusal_pb2 import Refusal
 from heliograph_client.closing import Opening, opening_failure
-from heliograph_client.frames import SUBPROTOCOLS, Encoding
-from mesh.errors import FailedPrecondition, Failure, InvalidArgument, Unauthenticated, Unavailable
+from heliograph_client.frames import SUBPROTOCOLS, Encoding, decode, encode
+from heliograph_client.wires import BROKEN, NotOpened, WireClosed
+from mesh.errors import FailedPrecondition, InvalidArgument, Unauthenticated, Unavailable
 
 PATH = "/v1/ws"
 # Servers send no frame larger than this; a larger one is somebody else's.
@@ -57,11 +60,44 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     origin: str | None = None
 
 
-class NotOpened(msgspec.Struct, frozen=True):
-    """No connection came about; final: trying again does not help."""
+class WebSocketWire:
+    """An open WebSocket; implements `wires.Wire`."""
 
-    failure: Failure
-    final: bool
+    def __init__(self, connection: ClientConnection, encoding: Encoding) -> None:
+        self._connection = connection
+        self._encoding: Encoding = encoding
+
+    async def send(self, frame: ConnectRequest) -> None:
+        """See `wires.Wire`."""
+        try:
+            await self._connection.send(encode(frame, self._encoding))
+        except ConnectionClosed:
+            raise WireClosed from None
+
+    async def receive(self) -> ConnectResponse:
+        """See `wires.Wire`."""
+        try:
+            message = await self._connection.recv()
+        except ConnectionClosed:
+            raise WireClosed from None
+        return decode(message, self._encoding)
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """See `wires.Wire`."""
+        await self._connection.close(code, reason)
+
+    def abort(self) -> None:
+        """See `wires.Wire`."""
+        self._connection.transport.abort()
+
+    async def dispose(self) -> None:
+        """See `wires.Wire`."""
+        self._connection.transport.abort()
+
+    def end(self) -> tuple[int, str]:
+        """See `wires.Wire`."""
+        code = self._connection.close_code
+        return BROKEN if code is None else code, self._connection.close_reason or ""
 
 
 def parse_url(url: str) -> tuple[str, str | None]:
@@ -79,7 +115,7 @@ def parse_url(url: str) -> tuple[str, str | None]:
     return urlunsplit(parts._replace(path=PATH if parts.path in ("", "/") else parts.path)), None
 
 
-async def open_websocket(address: Address, encoding: Encoding, client_name: str) -> ClientConnection | NotOpened:
+async def open_websocket(address: Address, encoding: Encoding, client_name: str) -> WebSocketWire | NotOpened:
     """Connects and does the opening handshake."""
     try:
         connection = await _connecting(address, encoding, client_name)
@@ -97,7 +133,7 @@ async def open_websocket(address: Address, encoding: Encoding, client_name: str)
     if connection.subprotocol is None:
         await connection.close()
         return NotOpened(_no_version("the server chose no subprotocol"), final=True)
-    return connection
+    return WebSocketWire(connection, encoding)
 
 
 def _connecting(address: Address, encoding: Encoding, client_name: str) -> connect:
