@@ -193,7 +193,7 @@ def stop_order(processes: Sequence[Process]) -> list[list[Process]]:
 
 def _single(service: str, choices: Choices, folders: Folders, metrics_port: int) -> Process:
     files: tuple[str, ...] = ()
-    if service in ("ingest", "prefs"):
+    if service in ("ingest", "fanout", "prefs"):
         files = ("--categories-file", str(choices.categories))
     if service == "ingest":
         files = (*files, "--producers-file", str(choices.producers))

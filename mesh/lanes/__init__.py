@@ -182,8 +182,27 @@ class LaneReader(Protocol):
         """Returns the first parked records in order of position."""
         ...
 
+    async def note(self, position: int, note: bytes) -> None:
+        """Keeps how far the work on a record has come, instead of what was noted before; durable on return.
+
+        For a record whose work takes many steps, so that a new process goes on where the last one was. Committing the
+        position, or a later one, forgets the note.
+
+        Raises:
+            LaneUnavailable: the note could not be stored.
+            ValueError: the position was not read, or is committed.
+        """
+        ...
+
+    async def notes(self) -> Mapping[int, bytes]:
+        """Returns every note of this lane, by position."""
+        ...
+
     async def restart(self) -> None:
-        """Forgets the position, durably: the next read returns the first record that exists. Answers a PositionLost."""
+        """Forgets the position and the notes, durably: the next read returns the first record that exists.
+
+        Answers a PositionLost.
+        """
         ...
 
     async def close(self) -> None:
@@ -237,7 +256,7 @@ class LowWater:
 
 
 def position_migrations() -> list[Migration]:
-    """The schema of a file that holds the positions and parked records of one process's embedded lanes."""
+    """The schema of a file that holds the positions, notes and parked records of one process's embedded lanes."""
     return load_migrations("mesh.lanes", "migrations/positions")
 
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import socket
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +45,10 @@ _COMMIT: Final = """
     on conflict (lane) do update set
       position = iif(epoch = excluded.epoch, max(position, excluded.position), excluded.position),
       epoch = excluded.epoch
+"""
+_NOTE: Final = """
+    insert into notes(lane, epoch, position, note) values (?, ?, ?, ?)
+    on conflict (lane, epoch, position) do update set note = excluded.note
 """
 
 
@@ -290,15 +294,31 @@ class SqliteLaneReader:
                 lambda connection: [Parked(*row) for row in connection.execute(statement, (self._name, limit))]
             )
 
+    async def note(self, position: int, note: bytes) -> None:
+        """Keeps how far the work on a record has come; see the port."""
+        if not self._committed < position <= self._read:
+            raise ValueError(f"position {position} of lane {self._name} is not being worked on")
+        row = (self._name, self._epoch, position, note)
+        with _unavailable(self._name):
+            await self._positions.submit(lambda connection: connection.execute(_NOTE, row).rowcount)
+
+    async def notes(self) -> Mapping[int, bytes]:
+        """Returns every note; see the port."""
+        statement = "select position, note from notes where lane = ? and epoch = ? and position > ?"
+        row = (self._name, self._epoch, self._committed)
+        with _unavailable(self._name):
+            return await self._positions.read(lambda connection: dict(connection.execute(statement, row).fetchall()))
+
     async def restart(self) -> None:
-        """Forgets the position; see the port."""
+        """Forgets the position and the notes; see the port."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("delete from positions where lane = ?", (self._name,))
+            connection.execute("delete from notes where lane = ?", (self._name,))
+
         async with self._committing:
             with _unavailable(self._name):
-                await self._positions.submit(
-                    lambda connection: (
-                        connection.execute("delete from positions where lane = ?", (self._name,)).rowcount
-                    )
-                )
+                await self._positions.submit(work)
             self._epoch = None
             self._read = self._committed = self._wanted = 0
 
@@ -316,8 +336,13 @@ class SqliteLaneReader:
 
     async def _store(self, epoch: int | None, position: int) -> None:
         row = (self._name, epoch, position)
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute(_COMMIT, row)
+            connection.execute("delete from notes where lane = ? and (epoch <> ? or position <= ?)", row)
+
         with _unavailable(self._name):
-            await self._positions.submit(lambda connection: connection.execute(_COMMIT, row).rowcount)
+            await self._positions.submit(work)
 
     async def _next(self, limit: int) -> Sequence[Stored]:
         after = self._read

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from heliograph.delivery.v1 import delivery_service_pb2
 from heliograph.ingest.v1 import event_record_pb2
-from heliograph.prefs.v1 import prefs_service_pb2
+from heliograph.prefs.v1 import prefs_service_pb2, topic_service_pb2
 from heliograph.type.v1 import envelope_pb2, event_pb2, notification_pb2, plan_pb2, refusal_pb2
 from mesh.errors import Failure, describe
-from mesh.ids import derive_id, to_text
+from mesh.ids import derive_id, join_key, to_text
 from mesh.lanes import Record
 from mesh.times import set_micros
 from svc_fanout.ports import Answer
@@ -19,6 +20,7 @@ BASE_MS = 1_700_000_000_000
 LIVE = prefs_service_pb2.Resolution(channels=[notification_pb2.CHANNEL_INBOX, notification_pb2.CHANNEL_LIVE])
 QUIET = prefs_service_pb2.Resolution(channels=[notification_pb2.CHANNEL_INBOX])
 NOTHING = prefs_service_pb2.Resolution(suppress_reason=plan_pb2.SUPPRESS_REASON_OPTED_OUT)
+MUTED = prefs_service_pb2.Resolution(suppress_reason=plan_pb2.SUPPRESS_REASON_MUTED)
 
 
 def id_of(number: int) -> str:
@@ -51,9 +53,15 @@ def make_envelope(
     return envelope
 
 
-def make_record(envelope: envelope_pb2.Envelope, recipient_ids: Sequence[str]) -> Record:
+def make_record(
+    envelope: envelope_pb2.Envelope,
+    recipient_ids: Sequence[str] = (),
+    *,
+    topic_ids: Sequence[str] = (),
+    excluded: Sequence[str] = (),
+) -> Record:
     """The envelope as it lies in a lane."""
-    audience = event_pb2.Audience(recipient_ids=recipient_ids)
+    audience = event_pb2.Audience(recipient_ids=recipient_ids, topic_ids=topic_ids, excluded_recipient_ids=excluded)
     value = event_record_pb2.EventRecord(envelope=envelope, audience=audience).SerializeToString()
     return Record(envelope.event_id.encode(), value)
 
@@ -65,18 +73,65 @@ def refusal(index: int, failure: Failure) -> delivery_service_pb2.DispatchRefusa
 
 
 class InProcessPrefs:
-    """Implements `ports.Prefs`: one decision for all, and those who differ; or a failure.
+    """Implements `ports.Prefs`: one decision for all, and those who differ; subscribers; changes; or a failure.
 
     Attributes:
-        requests: what it was asked.
-        failure: raised instead of an answer, until it is taken away.
+        others: decisions of recipients who differ, whatever leads to them.
+        topics: subscribers by topic, of any tenant.
+        muted: (topic, recipient) pairs that are muted.
+        change_number: of the newest change; `change` makes one.
+        requests: what it was asked to resolve.
+        pages: which pages of subscribers it was asked for.
+        polls: which changes it was asked for.
+        failure: raised instead of any answer, until it is taken away.
     """
 
     def __init__(self, default: prefs_service_pb2.Resolution = LIVE) -> None:
         self.default = default
         self.others: dict[str, prefs_service_pb2.Resolution] = {}
+        self.topics: dict[str, list[str]] = {}
+        self.muted: set[tuple[str, str]] = set()
+        self.change_number = 7
+        self.reset = False
         self.requests: list[prefs_service_pb2.BatchResolveRequest] = []
+        self.pages: list[topic_service_pb2.ListSubscribersRequest] = []
+        self.polls: list[prefs_service_pb2.ListWishChangesRequest] = []
         self.failure: Failure | None = None
+        self._changes: list[tuple[int, str]] = []
+
+    def change(self, recipient_id: str, wish: prefs_service_pb2.Resolution, tenant_id: str = "acme") -> None:
+        """Sets what a recipient wishes, as a change that can be listed."""
+        self.others[recipient_id] = wish
+        self.change_number += 1
+        self._changes.append((self.change_number, join_key(tenant_id, recipient_id)))
+
+    async def list_changes(
+        self, request: prefs_service_pb2.ListWishChangesRequest
+    ) -> prefs_service_pb2.ListWishChangesResponse:
+        """See the port."""
+        self.polls.append(request)
+        if self.failure is not None:
+            raise self.failure
+        if self.reset:
+            return prefs_service_pb2.ListWishChangesResponse(change_number=self.change_number, reset=True)
+        size = request.page_size or 1_000
+        found = [change for change in self._changes if change[0] > request.change_number]
+        last = found[size - 1][0] if len(found) > size else self.change_number
+        keys = list(dict.fromkeys(key for _, key in found[:size]))
+        return prefs_service_pb2.ListWishChangesResponse(
+            recipient_keys=keys, change_number=last, more=len(found) > size
+        )
+
+    async def list_subscribers(
+        self, request: topic_service_pb2.ListSubscribersRequest
+    ) -> topic_service_pb2.ListSubscribersResponse:
+        """See the port."""
+        self.pages.append(request)
+        if self.failure is not None:
+            raise self.failure
+        subscribers = sorted(self.topics.get(request.topic_id, ()))
+        start = bisect_right(subscribers, request.after_recipient_id)
+        return topic_service_pb2.ListSubscribersResponse(recipient_ids=subscribers[start : start + request.page_size])
 
     async def resolve(self, request: prefs_service_pb2.BatchResolveRequest) -> prefs_service_pb2.BatchResolveResponse:
         """See the port."""
@@ -87,12 +142,14 @@ class InProcessPrefs:
 
     def decide(self, request: prefs_service_pb2.BatchResolveRequest) -> prefs_service_pb2.BatchResolveResponse:
         """Answers without keeping the question."""
-        response = prefs_service_pb2.BatchResolveResponse()
+        response = prefs_service_pb2.BatchResolveResponse(change_number=self.change_number)
         for item in request.items:
             resolved = response.items.add(default_resolution=self.default)
             groups: dict[bytes, list[str]] = {}
             for recipient_id in item.recipient_ids:
-                if recipient_id in self.others:
+                if (item.topic_id, recipient_id) in self.muted:
+                    groups.setdefault(MUTED.SerializeToString(), []).append(recipient_id)
+                elif recipient_id in self.others:
                     groups.setdefault(self.others[recipient_id].SerializeToString(), []).append(recipient_id)
             for key, recipient_ids in groups.items():
                 resolution = prefs_service_pb2.Resolution.FromString(key)

@@ -277,7 +277,7 @@ class Site:
                 fanout_service_pb2.GetLagRequest(),
                 Actor("operator", OPERATOR),
             )
-        return [lane.record_count for lane in answer.lanes] == [0, 0, 0]
+        return all(lane.record_count == 0 for lane in answer.lanes)
 
 
 @contextmanager

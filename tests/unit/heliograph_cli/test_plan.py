@@ -72,10 +72,10 @@ def test_direct_nodes_listen_on_ports_of_their_own() -> None:
 
 
 def test_registries_reach_the_services_that_read_them() -> None:
-    """Ingest gets both registries, prefs the categories, and nobody else any."""
+    """Ingest gets both registries, fanout and prefs the categories, and nobody else any."""
     plan = plan_direct(_choices(direct=True), FOLDERS)
     readers = {process.service for process in plan.processes if "--categories-file" in process.argv}
-    assert readers == {"ingest", "prefs"}
+    assert readers == {"ingest", "fanout", "prefs"}
     ingest = next(process for process in plan.processes if process.name == "ingest")
     assert _option(ingest.argv, "--producers-file") == "/etc/producers.toml"
 

@@ -15,7 +15,19 @@ from heliograph.prefs.v1 import prefs_service_pb2
 from heliograph.type.v1 import notification_pb2, plan_pb2
 from mesh.errors import DataLoss, Internal
 from svc_fanout import core
-from tests.support.dispatching import LIVE, NOTHING, QUIET, InProcessPrefs, id_of, make_envelope, make_record
+from svc_fanout.audience import NAMED, Members, named
+from svc_fanout.core import Decision, Way
+from svc_fanout.registry import Category
+from tests.support.dispatching import (
+    LIVE,
+    MUTED,
+    NOTHING,
+    QUIET,
+    InProcessPrefs,
+    id_of,
+    make_envelope,
+    make_record,
+)
 
 NOW_US = 1_700_000_100_000_000
 S_US = core.CLOCK_ALLOWANCE_US
@@ -30,15 +42,34 @@ def event(
     return core.decode(number, record.value)
 
 
-def decided(events: Sequence[core.Event], prefs: InProcessPrefs, now_us: int = NOW_US) -> core.Answers:
+def parts(events: Sequence[core.Event]) -> list[tuple[core.Event, Members]]:
+    """Events with those whom they name."""
+    return [(one, named(one.recipient_ids, one.excluded)) for one in events]
+
+
+def asked(events: Sequence[core.Event], now_us: int = NOW_US) -> list[prefs_service_pb2.BatchResolveRequest]:
+    """What prefs is asked about events of which nothing is known."""
+    return core.questions(core.wanted(parts(events), now_us))
+
+
+def decided(events: Sequence[core.Event], prefs: InProcessPrefs, now_us: int = NOW_US) -> core.Decisions:
     """What prefs says about the events."""
-    requests = core.questions(events, now_us)
-    return core.answers(requests, [prefs.decide(request) for request in requests])
+    found: dict[Way, dict[str, Decision]] = {}
+    for request in asked(events, now_us):
+        for way, decisions in core.answers(request, prefs.decide(request)):
+            found.setdefault(way, {}).update(decisions)
+    return found
+
+
+def planned(events: Sequence[core.Event], decisions: core.Decisions, now_us: int = NOW_US) -> list[core.Planned]:
+    """The plans of events of which everything is known."""
+    plans = [core.decide(one, members, decisions, now_us) for one, members in parts(events)]
+    return [plan for plan in plans if plan is not None]
 
 
 def cut(events: Sequence[core.Event], prefs: InProcessPrefs, now_us: int = NOW_US) -> list[core.Batch]:
     """The batches of events."""
-    return list(core.batches(events, decided(events, prefs, now_us), now_us))
+    return list(core.batches(planned(events, decided(events, prefs, now_us), now_us)))
 
 
 def recipients_of(batch: core.Batch) -> int:
@@ -55,6 +86,8 @@ def test_a_record_becomes_an_event() -> None:
     decoded = core.decode(42, record.value)
     assert (decoded.position, decoded.recipient_ids) == (42, ("b", "a"))
     assert decoded.envelope == make_envelope(7)
+    wide = core.decode(1, make_record(make_envelope(7), topic_ids=["t", "t"], excluded=["c"]).value)
+    assert (wide.recipient_ids, wide.topic_ids, list(wide.excluded)) == ((), ("t",), ["c"])
 
 
 @pytest.mark.parametrize(
@@ -66,9 +99,19 @@ def test_a_record_becomes_an_event() -> None:
         lambda record: record.envelope.ClearField("notification_id"),
         lambda record: record.audience.ClearField("recipient_ids"),
         lambda record: record.audience.recipient_ids.append(""),
+        lambda record: record.audience.topic_ids.append(""),
         lambda record: record.Clear(),
     ],
-    ids=["no kind", "unknown kind", "no tenant", "no id", "no audience", "nameless recipient", "empty"],
+    ids=[
+        "no kind",
+        "unknown kind",
+        "no tenant",
+        "no id",
+        "no audience",
+        "nameless recipient",
+        "nameless topic",
+        "empty",
+    ],
 )
 def test_what_cannot_be_delivered_is_refused_as_undecodable(spoil: object) -> None:
     """A kind that is unknown or a part that is missing is never guessed."""
@@ -84,7 +127,8 @@ def test_what_cannot_be_delivered_is_refused_as_undecodable(spoil: object) -> No
 def test_any_bytes_are_an_event_or_undecodable(value: bytes) -> None:
     """Broken bytes raise nothing else."""
     with contextlib.suppress(DataLoss):
-        assert core.decode(1, value).recipient_ids
+        decoded = core.decode(1, value)
+        assert decoded.recipient_ids or decoded.topic_ids
 
 
 # ---------------------------------------------------------------- expiry
@@ -96,13 +140,13 @@ def test_any_bytes_are_an_event_or_undecodable(value: bytes) -> None:
 )
 def test_nothing_expires_before_every_clock_agrees(expire_us: int | None, expired: bool) -> None:
     """An event is over only when the clock furthest behind says so."""
-    assert core.is_expired(event(1, 1, expire_us=expire_us), NOW_US) is expired
+    assert core.is_expired(make_envelope(1, expire_us=expire_us), NOW_US) is expired
 
 
 def test_expired_events_ask_nobody_and_travel_with_their_reason() -> None:
     """Prefs is not asked about them; delivery gets them to write the decision down."""
     over = event(1, 3, expire_us=NOW_US - 2 * S_US)
-    assert core.questions([over], NOW_US) == []
+    assert asked([over]) == []
     (batch,) = cut([over], InProcessPrefs())
     (plan,) = batch.message.plans
     assert plan == plan_pb2.Plan(suppress_reason=plan_pb2.SUPPRESS_REASON_EXPIRED)
@@ -113,15 +157,7 @@ def test_an_event_that_expires_while_prefs_is_asked_is_expired() -> None:
     """The later look decides."""
     events = [event(1, 2, expire_us=NOW_US)]
     answers = decided(events, InProcessPrefs())
-    (batch,) = core.batches(events, answers, NOW_US + 2 * S_US)
-    assert batch.message.plans[0].suppress_reason == plan_pb2.SUPPRESS_REASON_EXPIRED
-
-
-def test_a_clock_set_back_revives_nothing() -> None:
-    """An event that nobody was asked about has no decision; it stays expired."""
-    events = [event(1, 2, expire_us=NOW_US - 2 * S_US)]
-    answers = decided(events, InProcessPrefs())
-    (batch,) = core.batches(events, answers, NOW_US - 60 * S_US)
+    (batch,) = core.batches(planned(events, answers, NOW_US + 2 * S_US))
     assert batch.message.plans[0].suppress_reason == plan_pb2.SUPPRESS_REASON_EXPIRED
 
 
@@ -141,7 +177,7 @@ def test_a_recipient_is_asked_about_once_a_category() -> None:
         in_category(2, "mention", ["a"]),
         in_category(3, "general", ["b", "c"]),
     ]
-    (request,) = core.questions(events, NOW_US)
+    (request,) = asked(events)
     assert request.tenant_id == "acme"
     assert {item.category: list(item.recipient_ids) for item in request.items} == {
         "general": ["a", "b", "c"],
@@ -153,28 +189,26 @@ def test_a_recipient_is_asked_about_once_a_category() -> None:
 def test_tenants_are_asked_about_apart() -> None:
     """One call is about one tenant, and the same recipient id in two tenants is two people."""
     events = [in_category(1, "general", ["a"], "acme"), in_category(2, "general", ["a"], "beta")]
-    requests = core.questions(events, NOW_US)
+    requests = asked(events)
     assert [request.tenant_id for request in requests] == ["acme", "beta"]
-    prefs = InProcessPrefs()
-    responses = [prefs.decide(request) for request in requests]
-    responses[1].items[0].default_resolution.CopyFrom(NOTHING)
-    answers = core.answers(requests, responses)
-    assert answers["acme", "general"].default == LIVE
-    assert answers["beta", "general"].default == NOTHING
+    ((acme, live),) = core.answers(requests[0], InProcessPrefs(LIVE).decide(requests[0]))
+    ((beta, nothing),) = core.answers(requests[1], InProcessPrefs(NOTHING).decide(requests[1]))
+    assert (acme.tenant_id, live["a"].allows) == ("acme", True)
+    assert (beta.tenant_id, nothing["a"].allows) == ("beta", False)
 
 
 def test_calls_stay_within_the_limits_of_prefs() -> None:
     """At most 50 items and 10,000 recipients a call, and nobody is left out."""
     events = [in_category(number, f"c{number:03}", ["a", "b"]) for number in range(120)]
     events.append(core.Event(500, make_envelope(500), [f"r{index}" for index in range(25_000)]))
-    requests = core.questions(events, NOW_US)
-    asked: Counter[tuple[str, str]] = Counter()
+    requests = asked(events)
+    named_in: Counter[tuple[str, str]] = Counter()
     for request in requests:
         assert 1 <= len(request.items) <= 50
         assert sum(len(item.recipient_ids) for item in request.items) <= 10_000
-        asked.update((item.category, recipient_id) for item in request.items for recipient_id in item.recipient_ids)
+        named_in.update((item.category, recipient_id) for item in request.items for recipient_id in item.recipient_ids)
     wanted = {(one.envelope.category, recipient_id) for one in events for recipient_id in one.recipient_ids}
-    assert asked == Counter(dict.fromkeys(wanted, 1))
+    assert named_in == Counter(dict.fromkeys(wanted, 1))
     assert len(requests) <= 5
 
 
@@ -183,17 +217,138 @@ def test_decisions_of_a_page_that_took_several_calls_are_joined() -> None:
     prefs = InProcessPrefs()
     prefs.others = {"r3": NOTHING, "r10005": QUIET}
     events = [core.Event(1, make_envelope(1), [f"r{index}" for index in range(12_000)])]
-    assert len(core.questions(events, NOW_US)) == 2
-    answer = decided(events, prefs)["acme", "general"]
-    assert answer.default == LIVE
-    assert answer.others == {"r3": NOTHING, "r10005": QUIET}
+    assert len(asked(events)) == 2
+    (decisions,) = decided(events, prefs).values()
+    assert len(decisions) == 12_000
+    live = core.decision_of(LIVE)
+    assert {name: one for name, one in decisions.items() if one != live} == {
+        "r3": core.decision_of(NOTHING),
+        "r10005": core.decision_of(QUIET),
+    }
 
 
 def test_an_answer_that_does_not_fit_its_question_is_a_failure() -> None:
     """Nothing is planned with it; the worker asks again."""
-    requests = core.questions([event(1, 1)], NOW_US)
+    (request,) = asked([event(1, 1)])
     with pytest.raises(Internal, match="0 of 1 items"):
-        core.answers(requests, [prefs_service_pb2.BatchResolveResponse()])
+        core.answers(request, prefs_service_pb2.BatchResolveResponse())
+
+
+def test_an_answer_about_strangers_is_not_taken() -> None:
+    """Only those who were asked about have a decision afterwards, whoever a group names."""
+    (request,) = asked([event(1, 1)])
+    response = InProcessPrefs().decide(request)
+    response.items[0].groups.add(resolution=NOTHING, recipient_ids=["mallory"])
+    ((_, decisions),) = core.answers(request, response)
+    assert decisions == {"r0": core.decision_of(LIVE)}
+
+
+def test_a_topic_is_a_question_of_its_own() -> None:
+    """Wishes about a topic are asked for by the topic, each recipient for every way that leads to him."""
+    one = core.Event(1, make_envelope(1), ["a"], ["t", "u"])
+    members = Members({NAMED: ["a"], 2: ["b"], 2 | 4: ["c"], NAMED | 4: ["d"]})
+    (request,) = core.questions(core.wanted([(one, members)], NOW_US))
+    assert {item.topic_id: sorted(item.recipient_ids) for item in request.items} == {
+        "": ["a", "d"],
+        "t": ["b", "c"],
+        "u": ["c", "d"],
+    }
+
+
+# ---------------------------------------------------------------- decisions
+
+_GO, _OFF, _MUTED = (core.decision_of(one) for one in (LIVE, NOTHING, MUTED))
+
+
+@pytest.mark.parametrize(
+    ("by_topic", "by_other", "expected"),
+    [
+        (_GO, _GO, _GO),
+        (_MUTED, _GO, _GO),
+        (_GO, _MUTED, _GO),
+        (_GO, None, _GO),
+        (_MUTED, None, None),
+        (_MUTED, _MUTED, _MUTED),
+        (_MUTED, _OFF, _OFF),
+        (_OFF, _MUTED, _OFF),
+        (None, None, None),
+    ],
+)
+def test_any_way_that_allows_is_enough(
+    by_topic: Decision | None, by_other: Decision | None, expected: Decision | None
+) -> None:
+    """Suppressed only when no way allows, undecided only when it depends on a way of which nothing is known."""
+    one = core.Event(1, make_envelope(1), [], ["t", "u"])
+    decisions: dict[Way, dict[str, Decision]] = {}
+    for topic_id, decision in (("t", by_topic), ("u", by_other)):
+        if decision is not None:
+            decisions[Way("acme", "general", notification_pb2.PRIORITY_NORMAL, topic_id)] = {"a": decision}
+    plan = core.decide(one, Members({2 | 4: ["a"]}), decisions, NOW_US)
+    assert (None if plan is None else plan.groups) == (None if expected is None else [(expected, ["a"])])
+
+
+def test_the_excluded_get_a_reason() -> None:
+    """They are in no other group, and nobody is asked about them."""
+    one = core.Event(1, make_envelope(1), ["a", "b"], [], ["b"])
+    (batch,) = cut([one], InProcessPrefs())
+    found = {
+        group.recipient_ids[0]: batch.message.plans[group.plan_index].suppress_reason
+        for group in batch.message.dispatches[0].groups
+    }
+    assert found == {"a": 0, "b": plan_pb2.SUPPRESS_REASON_EXCLUDED}
+    assert [list(item.recipient_ids) for request in asked([one]) for item in request.items] == [["a"]]
+
+
+def test_what_is_not_known_is_decided_by_the_fallback_only() -> None:
+    """Without one the event waits; with one the known wishes still count."""
+    one, members = parts([event(1, 2)])[0]
+    way = Way("acme", "general", notification_pb2.PRIORITY_NORMAL)
+    assert core.decide(one, members, {}, NOW_US) is None
+    plan = core.decide(one, members, {way: {"r0": _OFF}}, NOW_US, _GO)
+    assert plan is not None
+    assert plan.groups == [(_OFF, ["r0"]), (_GO, ["r1"])]
+
+
+def test_only_essential_categories_have_a_fallback() -> None:
+    """It is their default in the registry; a category that nobody knows here waits."""
+    categories = {
+        "security": Category(essential=True),
+        "quiet": Category(essential=True, channels=("inbox",)),
+        "off": Category(essential=True, enabled=False),
+        "general": Category(),
+    }
+    assert core.fallback_of(categories, "security") == _GO
+    assert core.fallback_of(categories, "quiet") == core.decision_of(QUIET)
+    assert core.fallback_of(categories, "off") == _OFF
+    assert core.fallback_of(categories, "general") is None
+    assert core.fallback_of(categories, "gossip") is None
+
+
+def test_equal_decisions_of_several_answers_make_one_group() -> None:
+    """Decisions that were learnt at different times are told apart by their value."""
+    one, members = parts([event(1, 3)])[0]
+    way = Way("acme", "general", notification_pb2.PRIORITY_NORMAL)
+    known = {way: {f"r{number}": core.decision_of(LIVE) for number in range(3)}}
+    plan = core.decide(one, members, known, NOW_US)
+    assert plan is not None
+    assert plan.groups == [(_GO, ["r0", "r1", "r2"])]
+
+
+def test_chunks_are_bounded() -> None:
+    """Events stay in order; a chunk has few topics and names few recipients, but an event is never cut."""
+    events = [core.Event(number, make_envelope(number), ["a"] * 9_000, ["t"] * 5) for number in range(4)]
+    events += [core.Event(number, make_envelope(number), [], ["t"] * 10) for number in range(4, 8)]
+    events.append(core.Event(8, make_envelope(8), ["a"] * 30_000))
+    assert [[one.position for one in chunk] for chunk in core.chunks(events)] == [
+        [0, 1],
+        [2, 3],
+        [4],
+        [5],
+        [6],
+        [7],
+        [8],
+    ]
+    assert list(core.chunks([])) == []
 
 
 # ---------------------------------------------------------------- plans
@@ -217,7 +372,7 @@ def test_a_plan_has_steps_or_a_reason(
     resolution: prefs_service_pb2.Resolution, channels: Sequence[int], reason: int
 ) -> None:
     """Channels keep their order; a reason comes before channels, and no channel at all is a reason too."""
-    plan = core.plan_of(resolution)
+    plan = core.plan_of(core.decision_of(resolution))
     assert [step.channel for step in plan.steps] == channels
     assert plan.suppress_reason == reason
 
@@ -228,7 +383,8 @@ def test_equal_plans_stand_once_in_a_batch() -> None:
     prefs.others = {"r1": NOTHING, "r3": QUIET}
     events = [event(number, 5) for number in range(3)]
     (batch,) = cut(events, prefs)
-    assert [core.plan_of(resolution) for resolution in (LIVE, NOTHING, QUIET)] == list(batch.message.plans)
+    wishes = [core.decision_of(resolution) for resolution in (LIVE, NOTHING, QUIET)]
+    assert [core.plan_of(wish) for wish in wishes] == list(batch.message.plans)
     for dispatch in batch.message.dispatches:
         found = {group.plan_index: list(group.recipient_ids) for group in dispatch.groups}
         assert found == {0: ["r0", "r2", "r4"], 1: ["r1"], 2: ["r3"]}
@@ -356,8 +512,8 @@ def test_everybody_is_in_exactly_one_group(
     for one in events:
         for recipient_id in one.recipient_ids:
             wish = prefs.others.get(recipient_id, prefs.default)
-            plan = core.plan_of(wish)
-            if core.is_expired(one, NOW_US):
+            plan = core.plan_of(core.decision_of(wish))
+            if core.is_expired(one.envelope, NOW_US):
                 plan = plan_pb2.Plan(suppress_reason=plan_pb2.SUPPRESS_REASON_EXPIRED)
             wanted[one.position, recipient_id, plan.SerializeToString()] += 1
     assert got == wanted

@@ -12,134 +12,33 @@ from heliograph.delivery.v1 import delivery_service_pb2
 from heliograph.prefs.v1 import prefs_service_pb2
 from heliograph.type.v1 import plan_pb2
 from mesh.errors import DataLoss, ResourceExhausted, Unavailable
-from mesh.lanes import LaneReader, LaneUnavailable, LaneWriter, PositionLost, Record, Stored
-from mesh.telemetry import Telemetry
-from svc_fanout.metrics import Metrics
-from svc_fanout.worker import LaneWorker
+from mesh.lanes import PositionLost, Record
 from tests.support.dispatching import (
     NOTHING,
     InProcessDelivery,
-    InProcessPrefs,
     everything,
     id_of,
     make_envelope,
     make_record,
     refusal,
 )
+from tests.support.fanning import Fanout, fanning
 from tests.support.far_ends import running
-from tests.support.lanes import SqliteLaneCase, sqlite_lane
 from tests.support.wait import until
-
-
-class UnsteadyReader:
-    """The reading end of a lane whose store refuses some calls."""
-
-    def __init__(self, reader: LaneReader, *refuses: str) -> None:
-        self.reader = reader
-        self.refuses = set(refuses)
-        self.refused = 0
-        self.open, self.close, self.restart = reader.open, reader.close, reader.restart
-        self.lag, self.parked = reader.lag, reader.parked
-
-    async def read(self, limit: int, wait: float) -> Sequence[Stored]:
-        """See the port."""
-        self._check("read")
-        return await self.reader.read(limit, wait)
-
-    async def commit(self, position: int) -> None:
-        """See the port."""
-        self._check("commit")
-        await self.reader.commit(position)
-
-    async def park(self, record: Stored, reason: str) -> None:
-        """See the port."""
-        self._check("park")
-        await self.reader.park(record, reason)
-
-    def _check(self, method: str) -> None:
-        if method in self.refuses:
-            self.refused += 1
-            raise LaneUnavailable(f"{method} is refused")
-
-
-class Fanout:
-    """A lane, and workers on it one after the other."""
-
-    def __init__(self, case: SqliteLaneCase, writer: LaneWriter, reader: LaneReader) -> None:
-        self.case = case
-        self.writer = writer
-        self.reader = reader
-        self.prefs = InProcessPrefs()
-        self.delivery = InProcessDelivery()
-        self.steps: list[tuple[str, object]] = []
-        self.worker: LaneWorker
-        self.make()
-
-    def make(self, *, read_limit: int = 500, batches_in_flight: int = 8, largest_span: int = 1_000) -> LaneWorker:
-        """A new worker on the open reader, as a new process would have it."""
-        self.telemetry = Telemetry("fanout")
-        self.worker = LaneWorker(
-            lane="normal",
-            reader=self.reader,
-            prefs=self.prefs,
-            delivery=self.delivery,
-            clock=self.case.clock,
-            metrics=Metrics(self.telemetry),
-            read_limit=read_limit,
-            batches_in_flight=batches_in_flight,
-            commit_interval=0.001,
-            trace=lambda step, **fields: self.steps.append((step, fields["event_id"])),
-            read_wait=0.02,
-            first_retry=0.002,
-            largest_span=largest_span,
-        )
-        return self.worker
-
-    def be_unsteady(self, *refuses: str) -> UnsteadyReader:
-        """Makes the reader refuse these calls, for a new worker."""
-        unsteady = UnsteadyReader(self.reader, *refuses)
-        self.reader = unsteady
-        self.make()
-        return unsteady
-
-    async def append(self, *numbers: int, recipient_ids: Sequence[str] = ("alice",)) -> None:
-        """Events, in order."""
-        await self.writer.append([make_record(make_envelope(number), recipient_ids) for number in numbers])
-
-    async def committed(self, records_left: int) -> None:
-        """Waits until so many records are not committed."""
-
-        async def is_there() -> bool:
-            return (await self.reader.lag()).record_count == records_left
-
-        await until(is_there, what=f"{records_left} records left")
-
-    async def dispatched(self, count: int) -> None:
-        """Waits until so many batches were sent."""
-        await until(lambda: len(self.delivery.batches) == count, what=f"{count} batches")
-
-    def count(self, name: str, **labels: str) -> float:
-        """A metric."""
-        return self.telemetry.registry.get_sample_value(f"heliograph_fanout_{name}", labels) or 0.0
-
-    def sent(self) -> list[str]:
-        """Every event that was dispatched, in order."""
-        return [event_id for index in range(len(self.delivery.batches)) for event_id in self.delivery.event_ids(index)]
 
 
 @pytest.fixture
 async def fanout(tmp_path: Path, run_dir: Path) -> AsyncIterator[Fanout]:
-    """An empty lane and a worker that is not running yet."""
-    async with sqlite_lane(tmp_path, run_dir) as case:
-        assert isinstance(case, SqliteLaneCase)
-        yield Fanout(case, await case.writer(), await case.reader())
+    """An empty lane and a process that is not running yet."""
+    async with fanning(tmp_path, run_dir) as made:
+        yield made
 
 
 async def test_an_event_is_planned_dispatched_and_committed(fanout: Fanout) -> None:
     """The whole step: read, asked, sent with its plan, answered, position moved, every step traced in order."""
     await fanout.append(1, recipient_ids=["alice", "bob"])
     fanout.prefs.others["bob"] = NOTHING
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(1)
         (dispatch,) = fanout.delivery.batches[0].dispatches
         plans = fanout.delivery.batches[0].plans
@@ -148,7 +47,7 @@ async def test_an_event_is_planned_dispatched_and_committed(fanout: Fanout) -> N
             "alice": 0,
             "bob": plan_pb2.SUPPRESS_REASON_OPTED_OUT,
         }
-        assert (await fanout.reader.lag()).record_count == 1
+        assert (await fanout.lane.lag()).record_count == 1
         fanout.delivery.answer(0)
         await fanout.committed(0)
         await until(lambda: len(fanout.steps) == 4)
@@ -159,14 +58,14 @@ async def test_an_event_is_planned_dispatched_and_committed(fanout: Fanout) -> N
 
 async def test_the_position_waits_for_the_first_unfinished_event(fanout: Fanout) -> None:
     """Answers come in any order; the position stays below the first batch that is not answered."""
-    fanout.make(read_limit=1)
+    await fanout.start_anew(read_limit=1)
     await fanout.append(*range(4))
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(4)
         fanout.delivery.answer(3)
         fanout.delivery.answer(1)
         await until(lambda: fanout.count("events_total", lane="normal") == 2)
-        assert (await fanout.reader.lag()).record_count == 4
+        assert (await fanout.lane.lag()).record_count == 4
         fanout.delivery.answer(0)
         await fanout.committed(2)
         fanout.delivery.answer(2)
@@ -177,7 +76,7 @@ async def test_the_position_waits_for_the_first_unfinished_event(fanout: Fanout)
 async def test_an_event_over_several_batches_needs_all_of_them(fanout: Fanout) -> None:
     """It is finished when its last batch is."""
     await fanout.append(1, recipient_ids=[f"r{number}" for number in range(4_500)])
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(3)
         fanout.delivery.answer(2)
         fanout.delivery.answer(0)
@@ -190,7 +89,7 @@ async def test_an_event_over_several_batches_needs_all_of_them(fanout: Fanout) -
 async def test_what_delivery_cannot_take_yet_is_sent_again(fanout: Fanout) -> None:
     """Only the refused events go again, in a batch of their own, and the position waits for them."""
     await fanout.append(0, 1, 2)
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(1)
         later = Unavailable("not now", reason="STORE_UNAVAILABLE", retry_delay=0.001)
         fanout.delivery.answer(0, refusal(1, later))
@@ -199,22 +98,22 @@ async def test_what_delivery_cannot_take_yet_is_sent_again(fanout: Fanout) -> No
         await fanout.committed(2)
         fanout.delivery.answer(1, refusal(0, ResourceExhausted("full", reason="OVERLOADED", retry_delay=0.0)))
         await fanout.dispatched(3)
-        assert (await fanout.reader.lag()).record_count == 2
+        assert (await fanout.lane.lag()).record_count == 2
         fanout.delivery.answer(2)
         await fanout.committed(0)
     assert fanout.count("deliveries_total", lane="normal") == 3
     assert fanout.count("retries_total", why="refused") == 2
-    assert await fanout.reader.parked(10) == []
+    assert await fanout.lane.parked(10) == []
 
 
 async def test_what_delivery_never_takes_is_parked_with_its_bytes(fanout: Fanout) -> None:
     """A refusal for good puts the record aside, durably, and the lane goes on."""
     await fanout.append(0, 1, 2)
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(1)
         fanout.delivery.answer(0, refusal(1, DataLoss("plan is missing", reason="RECORD_UNDECODABLE")))
         await fanout.committed(0)
-    (parked,) = await fanout.reader.parked(10)
+    (parked,) = await fanout.lane.parked(10)
     assert parked.value == make_record(make_envelope(1), ["alice"]).value
     assert parked.reason == "plan is missing"
     assert fanout.count("deliveries_total", lane="normal") == 2
@@ -224,7 +123,7 @@ async def test_what_delivery_never_takes_is_parked_with_its_bytes(fanout: Fanout
 async def test_an_answer_that_names_no_event_of_its_batch_is_not_believed(fanout: Fanout) -> None:
     """Then nothing counts as durable: the whole batch goes again."""
     await fanout.append(0, 1)
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(1)
         fanout.delivery.answer(0, refusal(2, DataLoss("what?", reason="RECORD_UNDECODABLE")))
         await fanout.dispatched(2)
@@ -238,13 +137,13 @@ async def test_undecodable_records_are_parked_and_the_lane_goes_on(fanout: Fanou
     fanout.delivery.reply = everything
     broken = [Record(b"k", b"\xff\xff"), Record(b"k", b""), Record(b"k", make_record(make_envelope(5), []).value)]
     await fanout.append(0)
-    await fanout.writer.append(broken)
+    await fanout.append_records(broken)
     await fanout.append(1)
-    await fanout.writer.append(broken[:1])
-    async with running(fanout.worker.run):
+    await fanout.append_records(broken[:1])
+    async with running(fanout.run):
         await fanout.committed(0)
     assert fanout.sent() == [id_of(0), id_of(1)]
-    parked = await fanout.reader.parked(10)
+    parked = await fanout.lane.parked(10)
     assert [(one.position, one.value) for one in parked] == [
         (2, broken[0].value),
         (3, broken[1].value),
@@ -258,13 +157,14 @@ async def test_without_prefs_the_lane_waits_and_then_goes_on(fanout: Fanout) -> 
     fanout.delivery.reply = everything
     fanout.prefs.failure = Unavailable("no prefs", reason="PEER_UNAVAILABLE")
     await fanout.append(0, 1)
-    async with running(fanout.worker.run):
-        await until(lambda: len(fanout.prefs.requests) >= 3)
+    async with running(fanout.run):
+        await until(lambda: len(fanout.prefs.polls) >= 3)
         assert fanout.delivery.batches == []
+        assert len(fanout.prefs.requests) == 1
         fanout.prefs.failure = None
         await fanout.committed(0)
     assert fanout.sent() == [id_of(0), id_of(1)]
-    assert fanout.count("retries_total", why="prefs") >= 3
+    assert fanout.count("retries_total", why="prefs") == 1
 
 
 async def test_a_senseless_answer_of_prefs_is_asked_for_again(fanout: Fanout) -> None:
@@ -278,7 +178,7 @@ async def test_a_senseless_answer_of_prefs_is_asked_for_again(fanout: Fanout) ->
 
     fanout.prefs.decide = seldom  # type: ignore[method-assign]  # a broken peer, for three answers
     await fanout.append(0)
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.committed(0)
     assert fanout.sent() == [id_of(0)]
     assert len(fanout.prefs.requests) == 3
@@ -288,12 +188,12 @@ async def test_a_batch_of_a_broken_stream_is_sent_again(fanout: Fanout) -> None:
     """Whether delivery had it is not known; it goes whole, as often as it takes."""
     await fanout.append(0, 1)
     broken = Unavailable("broke", reason="PEER_UNAVAILABLE")
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         for index in range(3):
             await fanout.dispatched(index + 1)
             fanout.delivery.fail(index, broken)
         await fanout.dispatched(4)
-        assert (await fanout.reader.lag()).record_count == 2
+        assert (await fanout.lane.lag()).record_count == 2
         fanout.delivery.answer(3)
         await fanout.committed(0)
     assert all(fanout.delivery.event_ids(index) == [id_of(0), id_of(1)] for index in range(4))
@@ -302,9 +202,9 @@ async def test_a_batch_of_a_broken_stream_is_sent_again(fanout: Fanout) -> None:
 
 async def test_unanswered_batches_are_bounded(fanout: Fanout) -> None:
     """Delivery that does not answer stops the reading; each answer lets one more batch go."""
-    fanout.make(read_limit=1, batches_in_flight=3)
+    await fanout.start_anew(read_limit=1, batches_in_flight=3)
     await fanout.append(*range(10))
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(3)
         fanout.delivery.answer(1)
         await fanout.dispatched(4)
@@ -325,12 +225,12 @@ async def test_one_event_that_does_not_end_stops_the_lane_in_the_end(fanout: Fan
         return [refusal(ids.index(id_of(0)), stuck)] if is_stuck and id_of(0) in ids else []
 
     fanout.delivery.reply = reply
-    fanout.make(read_limit=5, largest_span=20)
+    await fanout.start_anew(read_limit=5, largest_span=20)
     await fanout.append(*range(100))
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await until(lambda: fanout.sent().count(id_of(0)) >= 8)
         assert fanout.count("events_total", lane="normal") <= 25
-        assert (await fanout.reader.lag()).record_count == 100
+        assert (await fanout.lane.lag()).record_count == 100
         is_stuck = False
         await fanout.committed(0)
     assert set(fanout.sent()) == {id_of(number) for number in range(100)}
@@ -338,16 +238,16 @@ async def test_one_event_that_does_not_end_stops_the_lane_in_the_end(fanout: Fan
 
 async def test_a_drain_finishes_what_is_in_flight(fanout: Fanout) -> None:
     """No new events are begun; the drain ends when the last answer is there, with the position committed."""
-    fanout.make(read_limit=2)
+    await fanout.start_anew(read_limit=2)
     await fanout.append(0, 1)
-    async with running(fanout.worker.run) as worker:
+    async with running(fanout.run) as worker:
         await fanout.dispatched(1)
-        draining = asyncio.ensure_future(fanout.worker.drain())
+        draining = asyncio.ensure_future(fanout.drain())
         await asyncio.sleep(0)
         await fanout.append(2, 3)
         fanout.delivery.answer(0)
         await draining
-        assert (await fanout.reader.lag()).record_count == 2
+        assert (await fanout.lane.lag()).record_count == 2
         await asyncio.wait([worker])
         assert worker.exception() is None
     assert fanout.sent() == [id_of(0), id_of(1)]
@@ -356,31 +256,30 @@ async def test_a_drain_finishes_what_is_in_flight(fanout: Fanout) -> None:
 async def test_a_drain_sees_refused_events_to_their_end(fanout: Fanout) -> None:
     """What has to go again goes again before the drain is over."""
     await fanout.append(0, 1)
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(1)
-        draining = asyncio.ensure_future(fanout.worker.drain())
+        draining = asyncio.ensure_future(fanout.drain())
         fanout.delivery.answer(0, refusal(0, Unavailable("busy", reason="STORE_UNAVAILABLE", retry_delay=0.0)))
         await fanout.dispatched(2)
         assert not draining.done()
         fanout.delivery.answer(1)
         await draining
-        assert (await fanout.reader.lag()).record_count == 0
+        assert (await fanout.lane.lag()).record_count == 0
 
 
 async def test_after_a_crash_only_unfinished_events_come_again(fanout: Fanout) -> None:
     """A new process starts behind the committed position: nothing before it, everything after it."""
-    fanout.make(read_limit=1)
+    await fanout.start_anew(read_limit=1)
     await fanout.append(*range(5))
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(5)
         for index in (0, 1, 3):
             fanout.delivery.answer(index)
         await fanout.committed(3)
-    fanout.reader = await fanout.case.reader()
     fanout.delivery = InProcessDelivery()
     fanout.delivery.reply = everything
-    fanout.make()
-    async with running(fanout.worker.run):
+    await fanout.start_anew()
+    async with running(fanout.run):
         await fanout.committed(0)
     assert fanout.sent() == [id_of(2), id_of(3), id_of(4)]
 
@@ -389,15 +288,12 @@ async def test_a_lost_position_stops_the_worker(fanout: Fanout) -> None:
     """It never jumps: the failure ends the loop, and the process with it; nothing is sent."""
     await fanout.append(0)
     fanout.delivery.reply = everything
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.committed(0)
-    await fanout.case.remake()
-    fanout.writer = await fanout.case.writer()
+    await fanout.remake_lane()
     await fanout.append(1, 2)
-    fanout.reader = await fanout.case.reader()
-    fanout.make()
     with pytest.raises(ExceptionGroup) as caught:
-        await fanout.worker.run()
+        await fanout.run()
     assert caught.group_contains(PositionLost)
     assert fanout.sent() == [id_of(0)]
 
@@ -405,28 +301,28 @@ async def test_a_lost_position_stops_the_worker(fanout: Fanout) -> None:
 async def test_a_record_that_cannot_be_parked_holds_the_lane(fanout: Fanout) -> None:
     """While its bytes cannot be kept, nothing passes a broken record; afterwards the lane goes on."""
     fanout.delivery.reply = everything
-    unsteady = fanout.be_unsteady("park")
-    await fanout.writer.append([Record(b"k", b"\xff")])
+    fanout.lane.refuses = {"park"}
+    await fanout.append_records([Record(b"k", b"\xff")])
     await fanout.append(1)
-    async with running(fanout.worker.run):
-        await until(lambda: unsteady.refused >= 3)
+    async with running(fanout.run):
+        await until(lambda: fanout.lane.refused >= 3)
         assert fanout.delivery.batches == []
-        assert (await fanout.reader.lag()).record_count == 2
-        unsteady.refuses.clear()
+        assert (await fanout.lane.lag()).record_count == 2
+        fanout.lane.refuses.clear()
         await fanout.committed(0)
-    assert [parked.position for parked in await fanout.reader.parked(10)] == [1]
+    assert [parked.position for parked in await fanout.lane.parked(10)] == [1]
 
 
 @pytest.mark.parametrize("method", ["read", "commit"])
 async def test_a_lane_that_does_not_answer_is_tried_again(fanout: Fanout, method: str) -> None:
     """Neither a read nor a commit that fails ends the worker; nothing is sent twice for it."""
     fanout.delivery.reply = everything
-    unsteady = fanout.be_unsteady(method)
+    fanout.lane.refuses = {method}
     await fanout.append(0, 1)
-    async with running(fanout.worker.run):
-        await until(lambda: unsteady.refused >= 3)
-        assert (await fanout.reader.lag()).record_count == 2
-        unsteady.refuses.clear()
+    async with running(fanout.run):
+        await until(lambda: fanout.lane.refused >= 3)
+        assert (await fanout.lane.lag()).record_count == 2
+        fanout.lane.refuses.clear()
         await fanout.committed(0)
     assert fanout.sent() == [id_of(0), id_of(1)]
 
@@ -435,7 +331,84 @@ async def test_a_cancelled_worker_ends(fanout: Fanout) -> None:
     """Whatever it waits for, nothing of it lives on: not the commits, not the batches in flight."""
     await fanout.append(0)
     before = len(asyncio.all_tasks())
-    async with running(fanout.worker.run):
+    async with running(fanout.run):
         await fanout.dispatched(1)
         fanout.delivery.fail(0, Unavailable("broke", reason="PEER_UNAVAILABLE"))
     assert len(asyncio.all_tasks()) == before
+
+
+# ---------------------------------------------------------------- topics
+
+
+async def test_an_event_reaches_the_subscribers_of_its_topics(fanout: Fanout) -> None:
+    """Recipients and subscribers without the excluded, everybody once; the excluded have their reason."""
+    fanout.delivery.reply = everything
+    fanout.prefs.topics = {"t": ["bob", "carol", "dave"], "u": ["bob", "erin", "mallory"]}
+    fanout.prefs.muted = {("t", "bob"), ("t", "carol")}
+    fanout.prefs.others["erin"] = NOTHING
+    await fanout.append_topic(1, "t", "u", recipient_ids=["alice", "dave"], excluded=["mallory", "nobody"])
+    async with running(fanout.run):
+        await fanout.committed()
+    assert fanout.outcomes(id_of(1)) == {
+        ("alice", 0): 1,
+        ("bob", 0): 1,
+        ("carol", plan_pb2.SUPPRESS_REASON_MUTED): 1,
+        ("dave", 0): 1,
+        ("erin", plan_pb2.SUPPRESS_REASON_OPTED_OUT): 1,
+        ("mallory", plan_pb2.SUPPRESS_REASON_EXCLUDED): 1,
+    }
+
+
+async def test_a_topic_without_subscribers_is_finished_at_once(fanout: Fanout) -> None:
+    """Nobody gets it, nothing is sent, and the position passes it."""
+    await fanout.append_topic(1, "empty")
+    async with running(fanout.run):
+        await fanout.committed()
+    assert fanout.delivery.batches == []
+    assert fanout.count("events_total", lane="normal") == 1
+
+
+async def test_events_of_one_topic_share_its_page(fanout: Fanout) -> None:
+    """What is read together asks for the subscribers once, and for wishes once."""
+    fanout.delivery.reply = everything
+    fanout.prefs.topics = {"t": ["a", "b"]}
+    for number in range(10):
+        await fanout.append_topic(number, "t")
+    async with running(fanout.run):
+        await fanout.committed()
+    assert fanout.sent() == [id_of(number) for number in range(10)]
+    assert (len(fanout.prefs.pages), len(fanout.prefs.requests)) == (1, 1)
+
+
+async def test_a_subscription_is_found_by_every_later_event(fanout: Fanout) -> None:
+    """Subscribers are read anew for what is read from the lane later, whatever is remembered."""
+    fanout.delivery.reply = everything
+    fanout.prefs.topics = {"t": ["a"]}
+    async with running(fanout.run):
+        await fanout.append_topic(1, "t")
+        await fanout.committed()
+        fanout.prefs.topics["t"].append("b")
+        await fanout.append_topic(2, "t")
+        await fanout.committed()
+    assert fanout.outcomes(id_of(1)) == {("a", 0): 1}
+    assert fanout.outcomes(id_of(2)) == {("a", 0): 1, ("b", 0): 1}
+
+
+async def test_in_steady_state_prefs_is_asked_nothing_about_wishes(fanout: Fanout) -> None:
+    """When everybody is known, pages of events make no call; whoever changes his wishes is obeyed after a poll."""
+    fanout.delivery.reply = everything
+    names = [f"r{number}" for number in range(300)]
+    async with running(fanout.run):
+        await fanout.append(0, recipient_ids=names)
+        await fanout.committed()
+        assert len(fanout.prefs.requests) == 1
+        for number in range(1, 21):
+            await fanout.append(number, recipient_ids=names)
+            await fanout.committed()
+        assert len(fanout.prefs.requests) == 1
+        fanout.prefs.change("r7", NOTHING)
+        await until(lambda: fanout.count("wishes_dropped_total") == 1)
+        await fanout.append(21, recipient_ids=names)
+        await fanout.committed()
+    assert fanout.outcomes(id_of(21))["r7", plan_pb2.SUPPRESS_REASON_OPTED_OUT] == 1
+    assert [list(item.recipient_ids) for request in fanout.prefs.requests[1:] for item in request.items] == [["r7"]]

@@ -45,7 +45,7 @@ class GetLagResponse(_message.Message):
     LANES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneLag]:
-        """In lane order: high, normal, bulk."""
+        """In lane order: high, normal, bulk, each before the slices of its large audiences."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LaneLag(_message.Message):
     RECORD_COUNT_FIELD_NUMBER: _builtins.int
     OLDEST_AGE_FIELD_NUMBER: _builtins.int
     lane: _builtins.str
-    """"high", "normal" or "bulk"."""
+    """"high", "normal" or "bulk"; "slices-high", "slices-normal" or "slices-bulk"."""
     partition: _builtins.int
     """0 on embedded stores."""
     record_count: _builtins.int

@@ -1,0 +1,287 @@
+"""Batches on their way to delivery, and the position of the lane that they come from.
+
+Path step 5. Batches go out in the order in which they are sent here, several are unanswered; the position moves by
+low-water mark. What delivery could not take yet is sent again, what it never will is parked. It must not know what a
+record means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from mesh.backoff import full_jitter
+from mesh.errors import Failure, from_description
+from mesh.lanes import LaneReader, LowWater, PositionLost, Stored
+from mesh.telemetry import logger
+from svc_fanout import core
+from svc_fanout.metrics import Metrics
+from svc_fanout.ports import Answer, Delivery
+
+# Above a record that does not end, so many positions are read on; then the lane waits for it.
+LARGEST_SPAN = 100_000
+
+_LAST_RETRY = 5.0
+
+Trace = Callable[..., None]
+
+
+class Flight:
+    """What of one lane is unfinished."""
+
+    def __init__(
+        self,
+        *,
+        lane: str,
+        reader: LaneReader,
+        delivery: Delivery,
+        metrics: Metrics,
+        batches_in_flight: int,
+        commit_interval: float,
+        trace: Trace | None,
+        read_wait: float = 0.5,
+        first_retry: float = 0.1,
+        largest_span: int = LARGEST_SPAN,
+    ) -> None:
+        """Connects the lane with delivery.
+
+        Args:
+            lane: its name.
+            reader: the lane, open.
+            delivery: takes batches.
+            metrics: counts.
+            batches_in_flight: batches that may be unfinished.
+            commit_interval: seconds between two commits of the position.
+            trace: logs steps of the path; None when that is off.
+            read_wait: seconds that a read waits for records.
+            first_retry: bound of the first wait, in seconds, when something did not answer.
+            largest_span: positions read above one that does not end; they are kept in memory, and a crash repeats them.
+        """
+        self.lane = lane
+        self.reader = reader
+        self._stopping = False
+        self._delivery = delivery
+        self._metrics = metrics
+        self._commit_interval = commit_interval
+        self._trace = trace
+        self._log = logger().bind(lane=lane)
+        self._low_water = LowWater()
+        self._committed: int | None = None
+        self._slots = asyncio.Semaphore(batches_in_flight)
+        # position -> batches that name it and are not finished
+        self._open: Counter[int] = Counter()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._records: dict[int, tuple[Stored, str]] = {}
+        # position -> event id, of finished events whose position is not committed; only for the trace.
+        self._finished: dict[int, str] = {}
+        self._progress = asyncio.Event()
+        self._last = 0
+        self._read_wait = read_wait
+        self._first_retry = first_retry
+        self._largest_span = largest_span
+
+    async def run(self, work: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> None:
+        """Works until `drain` was called.
+
+        Args:
+            work: the work of the lane; it ends once the flight is stopping, and leaves what it holds.
+        """
+        async with asyncio.TaskGroup() as group:
+            committing = group.create_task(self._commit_regularly())
+            await work(group)
+            # The batches in flight belong to this group; the last of them ends the wait.
+            await self._idle.wait()
+            committing.cancel()
+        await self._commit()
+
+    def is_stopping(self) -> bool:
+        """Says whether `drain` was called."""
+        return self._stopping
+
+    async def drain(self) -> None:
+        """Begins no new records, waits for what is in flight, and commits."""
+        self._stopping = True
+        self._progress.set()
+        await self._idle.wait()
+        await self._commit()
+
+    # ------------------------------------------------------------ records
+
+    async def read(self, limit: int) -> Sequence[Stored]:
+        """Returns the next records, or none after a while; tries again until the lane can be read."""
+        attempt = 0
+        while not self._stopping:
+            try:
+                return await self.reader.read(limit, self._read_wait)
+            except PositionLost as failure:
+                # Never a silent jump: the lane stays where it is until an operator says so.
+                self._log.critical("position_lost", error=failure.message)
+                raise
+            except Failure as failure:
+                self._metrics.retries["lane"].inc()
+                self._log.warning("lane_not_read", reason=failure.reason, error=failure.message)
+                await self.pause(attempt)
+                attempt += 1
+        return ()
+
+    def begin(self, record: Stored, event_id: str) -> None:
+        """Takes a record on; it is open until `close`, whatever its batches do."""
+        self._low_water.add(record.position)
+        self._last = record.position
+        self._records[record.position] = (record, event_id)
+        self._open[record.position] = 1
+        self._idle.clear()
+
+    async def pass_by(self, record: Stored, failure: Failure) -> None:
+        """Parks a record that cannot be read, and finishes it."""
+        self._low_water.add(record.position)
+        self._last = record.position
+        await self._park(record, failure)
+        self._low_water.done(record.position)
+
+    def close(self, positions: Sequence[int]) -> None:
+        """Takes one hold off each of these records; those without one are finished."""
+        finished = 0
+        for position in positions:
+            self._open[position] -= 1
+            if self._open[position] == 0:
+                del self._open[position]
+                _, event_id = self._records.pop(position)
+                self._low_water.done(position)
+                finished += 1
+                if self._trace is not None:
+                    self._finished[position] = event_id
+        self._metrics.events[self.lane].inc(finished)
+        self._look(finished)
+
+    def leave(self, positions: Sequence[int]) -> None:
+        """Gives records up that were begun and not sent: the next process reads them again."""
+        for position in positions:
+            del self._open[position]
+            del self._records[position]
+        self._look(len(positions))
+
+    def _look(self, gone: int) -> None:
+        if gone:
+            self._progress.set()
+        if not self._open:
+            self._idle.set()
+
+    @property
+    def span_is_full(self) -> bool:
+        """Whether the oldest unfinished record is too far behind: what is above it fills memory."""
+        return bool(self._records) and self._last - next(iter(self._records)) >= self._largest_span
+
+    async def keep_span(self) -> None:
+        """Waits while the oldest unfinished record is too far behind."""
+        while not self._stopping and self.span_is_full:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def pause(self, attempt: int, *, at_least: float = 0.0) -> None:
+        """Waits before another try."""
+        await asyncio.sleep(
+            at_least + full_jitter(attempt, base=self._first_retry, cap=_LAST_RETRY, random=random.random())
+        )
+
+    # ------------------------------------------------------------ batches
+
+    async def send(self, batch: core.Batch, group: asyncio.TaskGroup) -> None:
+        """Sends a batch once one more may be unanswered; the group sees it to its end."""
+        for position in batch.positions:
+            self._open[position] += 1
+        await self._slots.acquire()
+        answer = await self._delivery.send(batch.message)
+        if self._trace is not None:
+            for dispatch in batch.message.dispatches:
+                self._trace("dispatched", event_id=dispatch.envelope.event_id, sequence=batch.message.sequence)
+        group.create_task(self._finish(batch, answer))
+        # However long a row of batches is, the other lanes get their turn in between.
+        await asyncio.sleep(0)
+
+    async def _finish(self, batch: core.Batch, answer: Answer) -> None:
+        """Sees one batch to its end: what delivery could not take yet is sent again, what it never will is parked."""
+        attempt = 0
+        try:
+            while True:
+                again, delay = await self._settle(batch, answer)
+                if not again.positions:
+                    return
+                await self.pause(attempt, at_least=delay)
+                attempt += 1
+                batch = again
+                answer = await self._delivery.send(batch.message)
+        finally:
+            self._slots.release()
+
+    async def _settle(self, batch: core.Batch, answer: Answer) -> tuple[core.Batch, float]:
+        try:
+            refusals = await answer
+        except Failure:
+            self._metrics.retries["stream"].inc()
+            return batch, 0.0
+        if any(not 0 <= refusal.dispatch_index < len(batch.positions) for refusal in refusals):
+            self._log.error("answer_not_understood", sequence=batch.message.sequence)
+            return batch, 0.0
+        waiting: set[int] = set()
+        delay = 0.0
+        for refusal in refusals:
+            failure = from_description(refusal.refusal)
+            if failure.retriable or failure.retry_delay is not None:
+                waiting.add(refusal.dispatch_index)
+                delay = max(delay, failure.retry_delay or 0.0)
+            else:
+                record, _ = self._records[batch.positions[refusal.dispatch_index]]
+                await self._park(record, failure)
+        refused = {refusal.dispatch_index for refusal in refusals}
+        if waiting:
+            self._metrics.retries["refused"].inc()
+        self._metrics.deliveries[self.lane].inc(
+            sum(
+                len(group.recipient_ids)
+                for index, dispatch in enumerate(batch.message.dispatches)
+                if index not in refused
+                for group in dispatch.groups
+            )
+        )
+        self.close([position for index, position in enumerate(batch.positions) if index not in waiting])
+        return core.narrowed(batch, sorted(waiting)), delay
+
+    async def _park(self, record: Stored, failure: Failure) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self.reader.park(record, failure.message)
+            except Failure as refused:
+                self._log.warning("record_not_parked", reason=refused.reason, error=refused.message)
+                await self.pause(attempt)
+                attempt += 1
+            else:
+                break
+        self._metrics.parked[self.lane].inc()
+        self._log.error("record_parked", position=record.position, reason=failure.reason, error=failure.message)
+
+    # ------------------------------------------------------------ position
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._commit_interval)
+            await self._commit()
+
+    async def _commit(self) -> None:
+        point = self._low_water.commit_point()
+        if point is None or point == self._committed:
+            return
+        try:
+            await self.reader.commit(point)
+        except Failure as failure:
+            # Replaying what was finished is harmless; the next commit covers it.
+            self._log.warning("position_not_committed", reason=failure.reason, error=failure.message)
+            return
+        self._committed = point
+        if self._trace is not None:
+            for position in [position for position in self._finished if position <= point]:
+                self._trace("advanced", event_id=self._finished.pop(position), position=position)
