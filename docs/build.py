@@ -21,8 +21,9 @@ from typing import NamedTuple
 from mesh.envoy.topology import load_topology
 from mesh.settings import ServiceSettings, document
 from svc_delivery import core as delivery
-from svc_delivery import replay
+from svc_delivery import letters, replay
 from svc_gateway import hello
+from svc_gateway.connect import StreamOptions
 from svc_gateway.decisions import Limits as SessionLimits
 from svc_gateway.handshake import Options
 from svc_ingest.limits import LIMITS
@@ -138,7 +139,7 @@ def limits_page() -> str:
         ),
         (
             "Sessions",
-            "`svc_gateway/handshake.py`, `svc_gateway/decisions.py` and `svc_gateway/hello.py`",
+            "`handshake.py`, `connect.py`, `decisions.py` and `hello.py` of `svc_gateway`",
             _session_limits(),
         ),
         ("Edge", "`deploy/topology.toml`", _edge_limits()),
@@ -187,6 +188,7 @@ def _session_limits() -> list[tuple[str, str, str]]:
         ("opening request with headers", _range(1, options.head_limit, "bytes"), "HTTP 431"),
         ("opening handshake", _range(0, options.open_timeout, "seconds"), "the connection ends"),
         ("one WebSocket message", _range(1, options.max_message, "bytes"), "close code 1009"),
+        ("one message over gRPC", _range(1, StreamOptions(stream_limit=1).max_message, "bytes"), "close code 4503"),
         ("fragments of one message", _range(1, options.max_fragments, "frames"), "close code 1008"),
         ("WebSocket pings and pongs", _range(0, options.control_rate, "per second"), "close code 1008"),
         ("wait for hello", _range(0, session.hello_timeout, "seconds"), "close code 4503"),
@@ -195,6 +197,8 @@ def _session_limits() -> list[tuple[str, str, str]]:
         ("hello.unconfirmed_marks", _range(0, hello.LARGEST_MARKS, "marks"), "close code 4503"),
         ("mark.refs", _range(1, hello.LARGEST_REFS, "ids"), "FIELD_INVALID"),
         ("mark frames that are not durable yet", _range(0, session.pending_count, "frames"), "OVERLOADED"),
+        ("topic_ids of a frame", _range(1, hello.LARGEST_TOPICS, "topics"), "FIELD_INVALID"),
+        ("frames about topics that are not durable yet", _range(0, session.topics_count, "frames"), "OVERLOADED"),
         ("refused frames of one session", _range(0, session.refused_count, "frames"), "close code 4503"),
         ("unread bytes in the server's transport", _range(0, options.high_water, "bytes"), "the session is behind"),
         ("being behind", _range(0, session.behind_timeout, "seconds"), "close code 4002"),
@@ -229,7 +233,9 @@ def _inner_limits() -> list[tuple[str, str, str]]:
         ("ListNodes page_size", f"0 means {presence.LARGEST_PAGE:,}, at most that", "more is cut down"),
         ("ReplayInbox received_refs", _range(0, delivery.RECEIVED_REFS, "ids"), "FIELD_INVALID"),
         ("BatchGetHeads", _range(1, delivery.KEYS_A_CALL, "recipients"), "FIELD_INVALID"),
-        ("retries of a follow-up", ", ".join(f"after {delay:g} s" for delay in delivery.RETRY_DELAYS), ""),
+        ("ListDeadLetters page_size", _page(letters.LETTERS_A_PAGE, letters.LARGEST_PAGE), "more is cut down"),
+        ("RedriveDeadLetters", _range(1, letters.LETTERS_A_CALL, "ids"), "FIELD_INVALID"),
+        ("retries of a follow-up, a refused row or a channel", ", ".join(f"after {delay:g} s" for delay in delivery.RETRY_DELAYS), ""),
     ]
 
 

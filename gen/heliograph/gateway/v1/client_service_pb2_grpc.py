@@ -47,9 +47,18 @@ class ClientServiceServicer:
     """
 
     def Connect(self, request_iterator, context):
-        """Carries one session: hello first, then frames both ways; see `client_frames.proto`. It ends with a status whose code and reason say
-        what a WebSocket's close code says: UNAVAILABLE means connect again (with full jitter and the delay of the last GoAway),
-        anything else means do not. No deadline; silence of twice the heartbeat ends it.
+        """Carries one session: hello first, then frames both ways; see `client_frames.proto`. The server's initial metadata comes first; a
+        stream that is refused has none. A client that ends its side leaves in order and gets OK. Otherwise the stream ends with a status that
+        says what a WebSocket's close code says; the code itself is `close_code` in the metadata of its ErrorInfo:
+
+        UNAVAILABLE          4000 to 4004, and whatever broke  connect again, with full jitter and the delay of RetryInfo or GoAway
+        ABORTED              4500  the device connected elsewhere
+        UNAUTHENTICATED      4501  the token is not valid, or not of the recipient whose token the call's metadata brought
+        PERMISSION_DENIED    4502, 4505  the caller may not have a session, or not any more
+        INVALID_ARGUMENT     4503  a frame broke the protocol or has more than 64 KiB, or no hello came
+        FAILED_PRECONDITION  4504  no common version
+
+        UNAVAILABLE means connect again, anything else means do not. No deadline; silence of twice the heartbeat ends it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
