@@ -235,7 +235,7 @@ def _inner_limits() -> list[tuple[str, str, str]]:
         ("BatchGetHeads", _range(1, delivery.KEYS_A_CALL, "recipients"), "FIELD_INVALID"),
         ("ListDeadLetters page_size", _page(letters.LETTERS_A_PAGE, letters.LARGEST_PAGE), "more is cut down"),
         ("RedriveDeadLetters", _range(1, letters.LETTERS_A_CALL, "ids"), "FIELD_INVALID"),
-        ("retries of a follow-up, a refused row or a channel", ", ".join(f"after {delay:g} s" for delay in delivery.RETRY_DELAYS), ""),
+        ("retries of a delivery", ", ".join(f"after {delay:g} s" for delay in delivery.RETRY_DELAYS), ""),
     ]
 
 

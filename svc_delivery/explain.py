@@ -161,13 +161,13 @@ def _of_cell(cell: StepCell) -> _Step:
 def _of_waiting(due_us: int, waiting: records.Member | lane_record_pb2.RetryRow) -> _Step:
     if isinstance(waiting, lane_record_pb2.RetryRow):
         tried = waiting.attempts[-1].outcome if waiting.attempts else ""
-        return _Step(due_us, "retry", f"the row is written again then, after {len(waiting.attempts)} tries: {tried}")
+        return _Step(due_us, "retry", f"the row is written again then; tries so far: {len(waiting.attempts)}; {tried}")
     step = waiting.plan.steps[waiting.follow_up.step_index]
     return _Step(
         due_us,
         "follow-up",
         f"looked at then; taken so far: step {waiting.follow_up.step_index} ({_channel(step.channel)}), "
-        f"repeated {waiting.follow_up.try_count} times",
+        f"tries again: {waiting.follow_up.try_count}",
     )
 
 

@@ -212,12 +212,8 @@ class Redriver:
     def _tell(self, count: int, refusals: Sequence[Refusal], validate_only: bool) -> None:
         for refusal in refusals:
             self._log.info("dead_letter_stays", dead_letter_id=to_text(refusal.letter_id), error=refusal.why)
-        self._log.info(
-            "dead_letters_redriven",
-            redriven_count=count - len(refusals),
-            refused_count=len(refusals),
-            validate_only=validate_only,
-        )
+        event = "dead_letters_judged" if validate_only else "dead_letters_redriven"
+        self._log.info(event, redriven_count=count - len(refusals), refused_count=len(refusals))
 
 
 def _topic_of(envelope: envelope_pb2.Envelope) -> str:

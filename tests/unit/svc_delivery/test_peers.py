@@ -1,4 +1,4 @@
-"""Presence over gRPC, against a real server."""
+"""Presence and prefs over gRPC, against real servers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 import grpc.aio
 import pytest
 
+from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
 from heliograph.presence.v1 import presence_service_pb2 as pb
 from heliograph.presence.v1 import presence_service_pb2_grpc as pb_grpc
 from mesh.channel import Channels
 from mesh.errors import Failure, Unavailable
-from svc_delivery.peers import GrpcPresence
+from svc_delivery.peers import GrpcPrefs, GrpcPresence
 from svc_delivery.ports import NodeAddress
+from tests.support.dispatching import LIVE
 from tests.support.far_ends import calling, serving
 
 # Any: unary methods do not use it.
@@ -114,3 +116,54 @@ async def test_no_presence_at_all_is_a_failure(channels: Channels) -> None:
     for calling_it in (presence.look_up(["acme/alice"]), presence.nodes()):
         with pytest.raises(Unavailable):
             await calling_it
+
+
+class PrefsEnd(prefs_service_pb2_grpc.PrefsServiceServicer):
+    """Prefs as delivery sees it; what delivery must not call is not there."""
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+
+    async def BatchResolve(
+        self, request: prefs_service_pb2.BatchResolveRequest, context: _Context
+    ) -> prefs_service_pb2.BatchResolveResponse:
+        """Everybody wants everything."""
+        if self.failure is not None:
+            raise self.failure
+        items = [prefs_service_pb2.ItemResolution(default_resolution=LIVE) for _ in request.items]
+        return prefs_service_pb2.BatchResolveResponse(items=items)
+
+    async def GetPreferences(
+        self, request: prefs_service_pb2.GetPreferencesRequest, context: _Context
+    ) -> prefs_service_pb2.GetPreferencesResponse:
+        """Not for delivery."""
+        raise NotImplementedError
+
+    async def UpdatePreferences(
+        self, request: prefs_service_pb2.UpdatePreferencesRequest, context: _Context
+    ) -> prefs_service_pb2.UpdatePreferencesResponse:
+        """Not for delivery."""
+        raise NotImplementedError
+
+    async def ListWishChanges(
+        self, request: prefs_service_pb2.ListWishChangesRequest, context: _Context
+    ) -> prefs_service_pb2.ListWishChangesResponse:
+        """Not for delivery."""
+        raise NotImplementedError
+
+
+async def test_wishes_are_decided_by_prefs(channels: Channels, run_dir: Path) -> None:
+    """Its answer as it is; its refusals and its absence are failures, never consent."""
+    prefs, end = GrpcPrefs(channels), PrefsEnd()
+    item = prefs_service_pb2.ResolveItem(category="general", recipient_ids=["alice"])
+    request = prefs_service_pb2.BatchResolveRequest(tenant_id="acme", items=[item])
+    service = prefs_service_pb2.DESCRIPTOR.services_by_name["PrefsService"]
+    add_function = prefs_service_pb2_grpc.add_PrefsServiceServicer_to_server
+    async with serving(run_dir, "prefs", service, add_function, end):
+        assert [one.default_resolution for one in (await prefs.resolve(request)).items] == [LIVE]
+        end.failure = Unavailable("its store is down", reason="STORE_UNAVAILABLE")
+        with pytest.raises(Unavailable) as caught:
+            await prefs.resolve(request)
+        assert caught.value.reason == "STORE_UNAVAILABLE"
+    with pytest.raises(Unavailable):
+        await prefs.resolve(request)

@@ -11,6 +11,7 @@ import pytest
 
 from heliograph.delivery.v1 import delivery_service_pb2 as pb
 from heliograph.delivery.v1 import delivery_service_pb2_grpc as pb_grpc
+from heliograph.delivery.v1 import lane_record_pb2
 from heliograph.type.v1 import notification_pb2, plan_pb2
 from mesh.channel import Channels
 from mesh.clock import ManualClock, Stamper
@@ -28,6 +29,7 @@ from svc_delivery.settled import Settled
 from svc_delivery.store import InboxStore, open_store
 from svc_delivery.wishes import Wishes
 from svc_delivery.writes import FreshWriter
+from tests.support.backends import SqlitePoison
 from tests.support.delivering import InProcessNodes, InProcessPresence, UnsteadyInbox, store_down
 from tests.support.dispatching import InProcessPrefs, id_of, make_envelope
 from tests.support.far_ends import calling, running, serving
@@ -253,6 +255,30 @@ async def test_an_event_that_cannot_be_read_is_refused_alone(delivery: Delivery)
         assert (refusal.dispatch_index, refusal.refusal.reason) == (1, "RECORD_UNDECODABLE")
         assert not refusal.refusal.HasField("retry_delay")
         assert [await delivery.has_row(number, "alice") for number in (1, 3)] == [True, True]
+
+
+async def test_an_event_whose_rows_the_store_refuses_is_taken_all_the_same(tmp_path: Path, run_dir: Path) -> None:
+    """Its bytes are safe on the retry lane when the answer comes; nobody is offered what is not durable."""
+    async with serving_delivery(tmp_path, run_dir) as delivery, delivery.caller() as caller:
+        SqlitePoison(tmp_path / "inbox.db").refuse()
+        delivery.presence.where = {"acme/alice": ("n1",)}
+        bad = dispatch(2)
+        bad.envelope.category = "poison"
+        caller.send(1, dispatch(1), bad, dispatch(3))
+        assert await caller.result() == pb.DispatchResult(sequence=1)
+        assert [await delivery.has_row(number, "alice") for number in (1, 2, 3)] == [True, False, True]
+        await until(lambda: len(delivery.nodes.offered) == 2)
+        records = [
+            lane_record_pb2.LaneRecord.FromString(record.record)
+            for record in await delivery.store.follow_ups.due(delivery.now_us() + 10_000_000, 10)
+        ]
+        (row,) = [record.row for record in records if record.HasField("row")]
+        assert (row.envelope, list(row.recipient_ids), row.plan) == (bad.envelope, ["alice"], LIVE)
+        (attempt,) = row.attempts
+        assert (attempt.attempt_number, "poisoned" in attempt.outcome) == (1, True)
+        followed = [item.ref.notification_id for record in records for item in record.follow_ups.items]
+        assert followed == [id_of(1), id_of(3)]
+    assert delivery.count("inboxed_total") == 2
 
 
 async def test_an_event_that_breaks_the_store_is_refused_alone(delivery: Delivery) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mesh.clock import ManualClock, Stamper
 from mesh.errors import Unavailable
-from svc_delivery.ports import DecisionWrite, FollowUpWrite, Inbox, MarkOutcome, MarkWrite, RowWrite
+from svc_delivery.ports import DecisionWrite, FollowUpWrite, Inbox, MarkOutcome, MarkWrite, RowsRefused, RowWrite
 from svc_delivery.store import InboxStore, open_store
 from svc_delivery.writes import FreshWriter
+from tests.support.backends import SqlitePoison
 from tests.support.inbox import ALICE, NOW_US, make_id, make_key, make_row
 
 LIMIT = 5.0
@@ -36,9 +38,11 @@ class SlowInbox:
         follow_up: FollowUpWrite | None = None,
         decisions: Sequence[DecisionWrite] = (),
     ) -> None:
-        """Writes, then answers late."""
-        await self._inbox.write(rows, stamp=stamp, follow_up=follow_up, decisions=decisions)
-        self._clock.advance(self._delays.pop(0))
+        """Writes, then answers late, whatever the answer is."""
+        try:
+            await self._inbox.write(rows, stamp=stamp, follow_up=follow_up, decisions=decisions)
+        finally:
+            self._clock.advance(self._delays.pop(0))
 
     async def mark(self, marks: Sequence[MarkWrite], *, stamp: int, again: bool = False) -> Sequence[MarkOutcome]:
         """Marks, then answers late."""
@@ -111,6 +115,20 @@ async def test_a_store_that_is_always_late_does_not_answer(store: InboxStore) ->
     with pytest.raises(Unavailable) as caught:
         await bench.writer.write([make_row(1)])
     assert (caught.value.reason, caught.value.retry_delay, bench.late) == ("STORE_UNAVAILABLE", LIMIT, 3)
+
+
+async def test_refused_rows_are_named_once_the_others_count(store: InboxStore, tmp_path: Path) -> None:
+    """A late answer that refuses some is no answer either: the others are written again under a fresh stamp."""
+    SqlitePoison(tmp_path / "inbox.db").refuse()
+    bench = Bench(store, LIMIT + 1, 0.0)
+    poisonous = msgspec.structs.replace(make_row(2), category="poison")
+    with pytest.raises(RowsRefused) as caught:
+        await bench.writer.write([make_row(1), poisonous], FollowUpWrite(NOW_US, b"not yet"))
+    assert (list(caught.value.reasons), bench.late) == ([1], 1)
+    (found,) = await store.inbox.states([make_key(1)])
+    assert found is not None
+    assert found.stamp >= NOW_US + round((LIMIT + 1) * 1e6)
+    assert await store.follow_ups.next_due() is None
 
 
 async def test_a_late_mark_is_stored_again_and_told(store: InboxStore) -> None:

@@ -37,7 +37,7 @@ class _DeadLetterReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dead
     DEAD_LETTER_REASON_STORE_REFUSED: _DeadLetterReason.ValueType  # 3
     """A healthy store kept refusing the row."""
     DEAD_LETTER_REASON_TRIES_EXHAUSTED: _DeadLetterReason.ValueType  # 4
-    """The last try failed."""
+    """The last try failed, or the channel will never take it."""
 
 class DeadLetterReason(_DeadLetterReason, metaclass=_DeadLetterReasonEnumTypeWrapper):
     """Says why a delivery was given up. Values may be added."""
@@ -51,7 +51,7 @@ DEAD_LETTER_REASON_POISON: DeadLetterReason.ValueType  # 2
 DEAD_LETTER_REASON_STORE_REFUSED: DeadLetterReason.ValueType  # 3
 """A healthy store kept refusing the row."""
 DEAD_LETTER_REASON_TRIES_EXHAUSTED: DeadLetterReason.ValueType  # 4
-"""The last try failed."""
+"""The last try failed, or the channel will never take it."""
 Global___DeadLetterReason: _TypeAlias = DeadLetterReason  # noqa: Y015
 
 @_typing.final
@@ -83,7 +83,7 @@ class DeadLetter(_message.Message):
     """Where the record lay."""
     @_builtins.property
     def envelope(self) -> _envelope_pb2.Envelope:
-        """The event, where it could be read."""
+        """The event, where it could be read; its notification's bytes only from GetDeadLetter."""
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:

@@ -150,7 +150,7 @@ class FollowUp(_message.Message):
     plan_index: _builtins.int
     """Index into the plans."""
     step_index: _builtins.int
-    """The step that was last taken."""
+    """The step that was last taken. A channel beyond inbox and live without any attempt in the row is taken anew."""
     try_count: _builtins.int
     """How often the step was tried; 10 s, 1 min and 10 min apart."""
     priority: _notification_pb2.Priority.ValueType

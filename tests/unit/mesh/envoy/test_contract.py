@@ -99,8 +99,9 @@ def test_topology_and_contract_must_speak_of_the_same_services() -> None:
         check_contract(
             contract, _serving(fanout=("heliograph.fanout.v1.FanoutService", "heliograph.old.v1.OldService"))
         )
+    delivery = ("heliograph.delivery.v1.DeliveryService", "heliograph.delivery.v1.DeadLetterService")
     with pytest.raises(StartError, match=r"nobody serves heliograph\.delivery\.v1\.InboxService"):
-        check_contract(contract, _serving(delivery=("heliograph.delivery.v1.DeliveryService",)))
+        check_contract(contract, _serving(delivery=delivery))
     stranger = Method("/a.B/C", "heliograph.fanout.v1.FanoutService", frozenset({"billing"}), False, False)
     with pytest.raises(StartError, match="may be called by billing, which is no service"):
         check_contract(Contract({**contract.services, stranger.service: (stranger,)}), topology())
