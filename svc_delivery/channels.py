@@ -1,7 +1,9 @@
 """Walks plans over channels beyond inbox and live: asks wishes again, calls senders, keeps what came of it in cells.
 
 Path steps 8 and 9. A cell is written before a call and after it: whoever takes a delivery over makes the same attempt
-under the same id, or sees its outcome. Must not decide which step comes next: that is in `steps`.
+under the same id, or sees its outcome. What is due together waits for its slowest send, some seconds at most.
+
+Must not decide which step comes next: that is in `steps`.
 """
 
 from __future__ import annotations

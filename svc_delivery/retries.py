@@ -76,25 +76,37 @@ def set_apart(
     )
     broken = {index for index, _ in taken.refusals}
     for index, dispatch in enumerate(batch.dispatches):
-        if index in broken:
-            continue
-        id_ = from_text(dispatch.envelope.notification_id)
-        for group in dispatch.groups:
-            keys = {name: (join_key(dispatch.envelope.tenant_id, name), id_) for name in group.recipient_ids}
-            names = [name for name, key in keys.items() if key in refused]
-            if not names:
-                continue
-            attempts = list(history.get(index, ()))
-            attempts.append(_attempt(len(attempts) + 1, refused[keys[names[0]]], now_us))
-            plan = batch.plans[group.plan_index]
-            if len(attempts) > len(delays):
-                apart.letters += [
-                    letters.store_refused(dispatch.envelope, name, plan, attempts, now_us) for name in names
-                ]
-            else:
-                due_us = now_us + round(delays[len(attempts) - 1] * _SECOND_US)
-                apart.again.append(_record(dispatch, names, plan, attempts, due_us))
+        if index not in broken:
+            attempts = history.get(index, ())
+            for group in dispatch.groups:
+                _retry_or_bury(apart, dispatch, group, batch.plans[group.plan_index], refused, attempts, now_us, delays)
     return apart
+
+
+def _retry_or_bury(
+    apart: Apart,
+    dispatch: delivery_service_pb2.Dispatch,
+    group: plan_pb2.RecipientGroup,
+    plan: plan_pb2.Plan,
+    refused: Mapping[tuple[str, bytes], str],
+    before: Sequence[dead_letter_service_pb2.Attempt],
+    now_us: int,
+    delays: Sequence[float],
+) -> None:
+    """Notes the try that failed; after the last one each row is a dead letter of its own."""
+    envelope = dispatch.envelope
+    id_ = from_text(envelope.notification_id)
+    keys = {name: (join_key(envelope.tenant_id, name), id_) for name in group.recipient_ids}
+    names = [name for name, key in keys.items() if key in refused]
+    if not names:
+        return
+    attempts = [*before, _attempt(len(before) + 1, refused[keys[names[0]]], now_us)]
+    if len(attempts) > len(delays):
+        apart.letters += [letters.store_refused(envelope, name, plan, attempts, now_us) for name in names]
+    else:
+        due_us = now_us + round(delays[len(attempts) - 1] * _SECOND_US)
+        row = lane_record_pb2.RetryRow(envelope=envelope, recipient_ids=names, plan=plan, attempts=attempts)
+        apart.again.append(written(row, due_us))
 
 
 def batch_of(
@@ -142,18 +154,6 @@ def _attempt(number: int, why: str, now_us: int) -> dead_letter_service_pb2.Atte
     return dead_letter_service_pb2.Attempt(
         attempt_number=number, attempt_time=timestamp_of(now_us), outcome=f"the store refused the row: {why}"
     )
-
-
-def _record(
-    dispatch: delivery_service_pb2.Dispatch,
-    recipient_ids: Sequence[str],
-    plan: plan_pb2.Plan,
-    attempts: Sequence[dead_letter_service_pb2.Attempt],
-    due_us: int,
-) -> FollowUpWrite:
-    envelope = dispatch.envelope
-    row = lane_record_pb2.RetryRow(envelope=envelope, recipient_ids=recipient_ids, plan=plan, attempts=attempts)
-    return written(row, due_us)
 
 
 def _without(taken: Intake, refused: Mapping[tuple[str, bytes], str]) -> list[FollowUpWrite]:
