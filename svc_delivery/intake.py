@@ -54,6 +54,11 @@ def undecodable(what: str) -> DataLoss:
     return DataLoss(f"cannot be delivered: {what}", reason="RECORD_UNDECODABLE")
 
 
+def nothing(*, refusals: list[tuple[int, Failure]]) -> Intake:
+    """Returns an intake of nothing, but for what is refused."""
+    return Intake(rows=[], decisions=[], follow_up=None, offers=[], refusals=refusals)
+
+
 def take(batch: delivery_service_pb2.DispatchBatch, now_us: int) -> Intake:
     """Returns what a batch becomes.
 
@@ -61,7 +66,7 @@ def take(batch: delivery_service_pb2.DispatchBatch, now_us: int) -> Intake:
         batch: as it arrived.
         now_us: wall clock in µs.
     """
-    intake = Intake(rows=[], decisions=[], follow_up=None, offers=[], refusals=[])
+    intake = nothing(refusals=[])
     record = lane_record_pb2.LaneRecord()
     follow_ups = record.follow_ups
     live = [_live_step(plan) for plan in batch.plans]
@@ -89,6 +94,8 @@ def _take_dispatch(
     envelope = dispatch.envelope
     if envelope.kind != envelope_pb2.ENVELOPE_KIND_NOTIFY:
         raise undecodable(f"envelope kind {envelope.kind} is unknown to this version")
+    if not envelope.tenant_id or envelope.revision < 1:
+        raise undecodable("tenant or revision is missing")
     if any(not 0 <= group.plan_index < len(plans) for group in dispatch.groups):
         raise undecodable("a group names a plan that is not in its batch")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from heliograph.access.v1 import access_pb2
@@ -37,6 +38,9 @@ from svc_delivery.writes import FreshWriter
 
 # A follow-up is first due after the ack window of 10 s; what is remembered longer saves nothing.
 _REMEMBER = 15.0
+# What is offered gets a second to leave before the process does; a follow-up finds what did not.
+_FLUSH_LOOKS = 100
+_FLUSH_PAUSE = 0.01
 
 
 def wire(app: App, settings: DeliverySettings) -> None:
@@ -101,6 +105,13 @@ def wire(app: App, settings: DeliverySettings) -> None:
         reloaded=lambda reason: metrics.reloads[reason].inc(),
         margin=settings.write_limit + settings.clock_allowance,
     )
+
+    async def flush() -> None:
+        for _ in range(_FLUSH_LOOKS):
+            if not offers.waiting and not links.unfinished:
+                return
+            await asyncio.sleep(_FLUSH_PAUSE)
+
     descriptors = (
         delivery_service_pb2.DESCRIPTOR.services_by_name["DeliveryService"],
         inbox_service_pb2.DESCRIPTOR.services_by_name["InboxService"],
@@ -135,6 +146,7 @@ def wire(app: App, settings: DeliverySettings) -> None:
     app.supervise("sweep", lambda: sweep(store.inbox, app.clock))
     app.on_ready(server.set_serving)
     app.on_drain("dispatch", delivery.drain)
+    app.on_drain("live", flush)
 
 
 def main() -> None:

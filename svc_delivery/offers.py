@@ -23,6 +23,8 @@ from svc_delivery.settled import Settled
 # Below what one look-up may ask, so that one offer more always fits.
 _LOOK_UP_KEYS = 4_000
 _LARGEST_LOOK_UP = 5_000
+# Contents are 16 KiB at most; the bound on recipients alone would let a presence that hangs fill memory.
+_LARGEST_BYTES = 64 * 1024 * 1024
 
 
 class Offers:
@@ -36,6 +38,7 @@ class Offers:
         settled: Settled,
         metrics: Metrics,
         limit: int,
+        byte_limit: int = _LARGEST_BYTES,
     ) -> None:
         """Connects the queue.
 
@@ -45,27 +48,31 @@ class Offers:
             settled: learns who is nowhere.
             metrics: counts.
             limit: recipients that may wait; more are not offered.
+            byte_limit: bytes of content that may wait.
         """
         self._presence = presence
         self._nodes = nodes
         self._settled = settled
         self._metrics = metrics
         self._limit = limit
+        self._byte_limit = byte_limit
         self._log = logger()
         self._offers: deque[Offer] = deque()
         self._changes: deque[gateway_service_pb2.Change] = deque()
         self._waiting = 0
+        self._waiting_bytes = 0
         self._wake = asyncio.Event()
 
     def add(self, offers: Sequence[Offer]) -> None:
         """Queues offers; what does not fit is counted and left to the follow-up."""
         for offer in offers:
             count = len(offer.recipient_keys)
-            if self._waiting + count > self._limit:
+            if self._waiting + count > self._limit or self._waiting_bytes >= self._byte_limit:
                 self._metrics.not_offered.inc(count)
                 continue
             self._offers.append(offer)
             self._waiting += count
+            self._waiting_bytes += len(offer.envelope.notification)
         self._wake.set()
 
     def offer(self, changes: Sequence[gateway_service_pb2.Change]) -> None:
@@ -80,8 +87,13 @@ class Offers:
 
     @property
     def waiting(self) -> int:
-        """Recipients that wait."""
+        """Recipients that wait or are being looked up."""
         return self._waiting
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits that follow-ups should not add to it."""
+        return self._waiting > self._limit // 2 or self._waiting_bytes > self._byte_limit // 2
 
     async def run(self) -> None:
         """Hands on what is queued, for good."""
@@ -89,7 +101,7 @@ class Offers:
             while not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
-            offers, changes = self._take()
+            offers, changes, count = self._take()
             keys = {key for offer in offers for key in offer.recipient_keys}
             keys.update(change.recipient_key for change in changes)
             try:
@@ -98,10 +110,11 @@ class Offers:
                 self._metrics.presence_failures.inc()
                 self._metrics.not_offered.inc(len(keys))
                 self._log.warning("presence_not_asked", reason=failure.reason, error=failure.message)
-                continue
-            self._hand_on(offers, changes, found)
+            else:
+                self._hand_on(offers, changes, found)
+            self._waiting -= count
 
-    def _take(self) -> tuple[list[Offer], list[gateway_service_pb2.Change]]:
+    def _take(self) -> tuple[list[Offer], list[gateway_service_pb2.Change], int]:
         offers: list[Offer] = []
         changes: list[gateway_service_pb2.Change] = []
         count = 0
@@ -109,11 +122,11 @@ class Offers:
             offer = self._offers.popleft()
             offers.append(offer)
             count += len(offer.recipient_keys)
+            self._waiting_bytes -= len(offer.envelope.notification)
         while self._changes and count < _LOOK_UP_KEYS:
             changes.append(self._changes.popleft())
             count += 1
-        self._waiting -= count
-        return offers, changes
+        return offers, changes, count
 
     async def _look_up(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
         if len(keys) <= _LARGEST_LOOK_UP:
@@ -145,5 +158,6 @@ class Offers:
                     self._metrics.not_offered.inc(len(keys))
         for change in changes:
             for node_id in found.get(change.recipient_key, ()):
-                self._nodes.change(node_id, change)
+                if not self._nodes.change(node_id, change):
+                    self._metrics.not_offered.inc()
         self._metrics.absent.inc(absent)

@@ -7,7 +7,7 @@ each is begun in the order of its arrival, so one recipient's rows keep their or
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -16,7 +16,7 @@ from heliograph.delivery.v1 import delivery_service_pb2 as pb
 from heliograph.delivery.v1 import delivery_service_pb2_grpc as pb_grpc
 from heliograph.type.v1 import refusal_pb2
 from mesh.clock import Clock
-from mesh.errors import FailedPrecondition, Failure, InvalidArgument, Unavailable, describe
+from mesh.errors import FailedPrecondition, Failure, Internal, InvalidArgument, Unavailable, describe
 from mesh.streams import Bidi, accept
 from mesh.telemetry import logger
 from svc_delivery import intake
@@ -29,7 +29,6 @@ FEATURES: tuple[str, ...] = ()
 # Below a stream's 1 MiB window, so that one full batch never blocks the answers.
 WINDOW_BYTES = 768 * 1024
 
-_PING_SILENCE = 3.0
 _RETRY_DELAY = 1.0
 
 _Stream: TypeAlias = Bidi[pb.DispatchResponse, pb.DispatchRequest]
@@ -50,7 +49,22 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
         process: str,
         window_count: int,
         trace: Callable[..., None] | None,
+        silence: float = 3.0,
+        watch_interval: float = 1.0,
     ) -> None:
+        """Connects the servicer.
+
+        Args:
+            writer: makes batches durable.
+            offers: hears of what is durable.
+            clock: for expiry and silence.
+            metrics: counts.
+            process: the marker of its streams.
+            window_count: batches of one stream that may be unanswered.
+            trace: logs steps of the path; None when that is off.
+            silence: seconds of silence that end a stream; also the wait for its opening.
+            watch_interval: seconds between two looks at the silence.
+        """
         self._writer = writer
         self._offers = offers
         self._clock = clock
@@ -58,16 +72,21 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
         self._process = process
         self._window_count = window_count
         self._trace = trace
+        self._silence = silence
+        self._watch_interval = watch_interval
         self._log = logger()
         self._streams: set[_Stream] = set()
         # Set while no stream is open: a stream ends only after its batches are answered.
         self._idle = asyncio.Event()
         self._idle.set()
+        self._draining = asyncio.Event()
 
     async def Dispatch(self, request_iterator: object, context: _Context) -> None:  # type: ignore[override]  # coroutine style
         """Takes batches until fanout ends the stream."""
+        if self._draining.is_set():
+            raise Unavailable("this process leaves service", reason="DRAINING")
         stream: _Stream = await accept(context, limit=4 * self._window_count + 16, marker=self._process)
-        opening = _check_opening(await stream.read())
+        opening = _check_opening(await self._read_opening(stream))
         stream.send(
             pb.DispatchResponse(
                 ready=pb.DispatchReady(
@@ -79,6 +98,8 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
             )
         )
         self._log.info("dispatch_opened", fanout_id=opening.fanout_id, priority=opening.priority)
+        if self._draining.is_set():
+            stream.send(pb.DispatchResponse(drain=pb.DispatchDrain()))
         self._streams.add(stream)
         self._idle.clear()
         try:
@@ -92,9 +113,18 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
 
     async def drain(self) -> None:
         """Asks every caller to move, and waits until what is in flight is answered and the streams have ended."""
+        self._draining.set()
         for stream in self._streams:
             stream.send(pb.DispatchResponse(drain=pb.DispatchDrain()))
         await self._idle.wait()
+
+    async def _read_opening(self, stream: _Stream) -> pb.DispatchRequest | None:
+        try:
+            # Cancelling a read ends the call: that is what a caller deserves that opens a stream and says nothing.
+            async with asyncio.timeout(self._silence):
+                return await stream.read()
+        except TimeoutError:
+            raise Unavailable("the stream was not opened", reason="PEER_UNAVAILABLE") from None
 
     async def _serve(self, stream: _Stream, group: asyncio.TaskGroup) -> None:
         heard = [self._clock.monotonic()]
@@ -120,37 +150,76 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
 
     async def _watch(self, heard: list[float]) -> None:
         while True:
-            await asyncio.sleep(_PING_SILENCE / 3)
-            if self._clock.monotonic() - heard[0] > _PING_SILENCE:
-                raise Unavailable(f"fanout was silent for {_PING_SILENCE:g} s", reason="PEER_UNAVAILABLE")
+            await asyncio.sleep(self._watch_interval)
+            if self._clock.monotonic() - heard[0] > self._silence:
+                raise Unavailable(f"fanout was silent for {self._silence:g} s", reason="PEER_UNAVAILABLE")
 
     async def _take(self, stream: _Stream, batch: pb.DispatchBatch) -> None:
         began = self._clock.monotonic()
-        taken = intake.take(batch, round(self._clock.wall() * 1_000_000))
-        result = pb.DispatchResult(sequence=batch.sequence)
-        for index, failure in taken.refusals:
-            result.refusals.add(dispatch_index=index, refusal=describe(failure, refusal_pb2.Refusal()))
         try:
-            await self._writer.write(taken.rows, taken.follow_up, taken.decisions)
+            taken = await self._store(batch)
         except Failure as failure:
             self._log.warning("batch_not_stored", reason=failure.reason, error=failure.message)
-            stream.send(pb.DispatchResponse(result=_all_refused(batch, failure)))
+            refusals = [(index, failure) for index in range(len(batch.dispatches))]
+            self._answer(stream, batch, refusals)
             return
-        stream.send(pb.DispatchResponse(result=result))
+        self._answer(stream, batch, taken.refusals)
         self._metrics.write_seconds.observe(self._clock.monotonic() - began)
         self._metrics.inboxed.inc(len(taken.rows))
         self._metrics.suppressed.inc(taken.suppressed_count)
         if self._trace is not None:
-            self._trace_batch(batch)
+            self._trace_batch(batch, {index for index, _ in taken.refusals})
         self._offers.add(taken.offers)
 
-    def _trace_batch(self, batch: pb.DispatchBatch) -> None:
+    async def _store(self, batch: pb.DispatchBatch) -> intake.Intake:
+        """Makes a batch durable.
+
+        An event that breaks something is refused for good: fanout parks it. It must break neither the stream, where it
+        would come again and again, nor the events beside it.
+
+        Raises:
+            Unavailable: the store does not answer; nothing of the batch counts.
+        """
+        try:
+            taken = intake.take(batch, round(self._clock.wall() * 1_000_000))
+            await self._writer.write(taken.rows, taken.follow_up, taken.decisions)
+        except Failure:
+            raise
+        except Exception as error:
+            if len(batch.dispatches) > 1:
+                return await self._store_one_by_one(batch)
+            self._log.exception("event_broken", event_ids=[one.envelope.event_id for one in batch.dispatches])
+            return intake.nothing(refusals=[(index, broken(error)) for index in range(len(batch.dispatches))])
+        return taken
+
+    async def _store_one_by_one(self, batch: pb.DispatchBatch) -> intake.Intake:
+        stored = intake.nothing(refusals=[])
+        for index, dispatch in enumerate(batch.dispatches):
+            one = await self._store(pb.DispatchBatch(plans=batch.plans, dispatches=[dispatch]))
+            stored.rows += one.rows
+            stored.offers += one.offers
+            stored.suppressed_count += one.suppressed_count
+            stored.refusals += [(index, failure) for _, failure in one.refusals]
+        return stored
+
+    def _answer(self, stream: _Stream, batch: pb.DispatchBatch, refusals: Sequence[tuple[int, Failure]]) -> None:
+        result = pb.DispatchResult(sequence=batch.sequence)
+        for index, failure in refusals:
+            refusal = describe(failure, refusal_pb2.Refusal())
+            if failure.retriable and failure.retry_delay is None:
+                refusal.retry_delay.FromNanoseconds(int(_RETRY_DELAY * 1_000_000_000))
+            result.refusals.add(dispatch_index=index, refusal=refusal)
+        if not stream.send(pb.DispatchResponse(result=result)):
+            raise Unavailable("fanout does not read its answers", reason="PEER_UNAVAILABLE")
+
+    def _trace_batch(self, batch: pb.DispatchBatch, refused: Collection[int]) -> None:
         if self._trace is None:
             return
-        for dispatch in batch.dispatches:
+        stored = [dispatch for index, dispatch in enumerate(batch.dispatches) if index not in refused]
+        for dispatch in stored:
             count = sum(len(group.recipient_ids) for group in dispatch.groups)
             self._trace("inboxed", event_id=dispatch.envelope.event_id, recipient_count=count)
-        for dispatch in batch.dispatches:
+        for dispatch in stored:
             self._trace("handed_on", event_id=dispatch.envelope.event_id, sequence=batch.sequence)
 
 
@@ -166,11 +235,6 @@ def _check_opening(frame: pb.DispatchRequest | None) -> pb.DispatchOpen:
     return frame.open
 
 
-def _all_refused(batch: pb.DispatchBatch, failure: Failure) -> pb.DispatchResult:
-    refusal = describe(failure, refusal_pb2.Refusal())
-    if failure.retriable and not refusal.HasField("retry_delay"):
-        refusal.retry_delay.FromNanoseconds(int(_RETRY_DELAY * 1_000_000_000))
-    return pb.DispatchResult(
-        sequence=batch.sequence,
-        refusals=[pb.DispatchRefusal(dispatch_index=index, refusal=refusal) for index in range(len(batch.dispatches))],
-    )
+def broken(error: Exception) -> Internal:
+    """An event at which this version breaks; whoever has its record parks it."""
+    return Internal(f"cannot be delivered: {type(error).__name__}", reason="INTERNAL")

@@ -12,7 +12,7 @@ Delivery = tuple[str, bytes]
 class Settled:
     """A bounded memory of settled deliveries, in two generations.
 
-    An entry is remembered for at least `keep` seconds and at most twice as long, unless more than `limit` arrive.
+    An entry is remembered for at least `keep` seconds and at most about twice as long, unless `limit` others came.
     """
 
     def __init__(self, *, keep: float, limit: int = 500_000) -> None:
@@ -24,6 +24,8 @@ class Settled:
 
     def add(self, delivery: Delivery) -> None:
         """Remembers (recipient key, notification id) as acked, or as nobody there to offer it to."""
+        if len(self._young) >= self._limit:
+            self._old, self._young = self._young, set()
         self._young.add(delivery)
 
     def __contains__(self, delivery: Delivery) -> bool:
@@ -31,6 +33,6 @@ class Settled:
 
     def turn(self, now: float) -> None:
         """Lets time pass; `now` is monotonic seconds. To be called about every second."""
-        if now - self._turned >= self._keep or len(self._young) > self._limit:
+        if now - self._turned >= self._keep:
             self._old, self._young = self._young, set()
             self._turned = now

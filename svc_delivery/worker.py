@@ -29,11 +29,10 @@ from svc_delivery.ports import FollowUpRecord, FollowUps, FollowUpWrite, Inbox, 
 from svc_delivery.settled import Settled
 
 _RECORDS = 32
-_POLL = 0.25
+# A record is read whole; without a bound those of a long absence of presence would grow into one another.
+_LARGEST_RECORD = 2_000
 _LARGEST_LOOK_UP = 5_000
-_SWEEP_INTERVAL = 60.0
 _SWEEP_ROWS = 500
-_SWEEP_PAUSE = 0.1
 
 
 class _Member(msgspec.Struct, frozen=True):
@@ -62,7 +61,23 @@ class FollowUpWorker:
         clock: Clock,
         metrics: Metrics,
         trace: Callable[..., None] | None,
+        poll: float = 0.25,
+        first_retry: float = 0.1,
     ) -> None:
+        """Connects the worker.
+
+        Args:
+            follow_ups: the records.
+            inbox: the rows.
+            presence: where recipients are.
+            offers: takes what is offered again.
+            settled: what needs no further look.
+            clock: tells what is due.
+            metrics: counts.
+            trace: logs steps of the path; None when that is off.
+            poll: seconds between two looks when nothing was due.
+            first_retry: bound of the first wait, in seconds, when the store does not answer.
+        """
         self._follow_ups = follow_ups
         self._inbox = inbox
         self._presence = presence
@@ -71,6 +86,8 @@ class FollowUpWorker:
         self._clock = clock
         self._metrics = metrics
         self._trace = trace
+        self._poll = poll
+        self._first_retry = first_retry
         self._log = logger()
 
     async def run(self) -> None:
@@ -81,20 +98,24 @@ class FollowUpWorker:
                 worked = await self.step()
             except Failure as failure:
                 self._log.warning("follow_ups_wait", reason=failure.reason, error=failure.message)
-                await asyncio.sleep(full_jitter(attempt, base=0.1, cap=5.0, random=random.random()))
+                await asyncio.sleep(full_jitter(attempt, base=self._first_retry, cap=5.0, random=random.random()))
                 attempt += 1
                 continue
             attempt = 0
             if not worked:
-                await asyncio.sleep(_POLL)
+                await asyncio.sleep(self._poll)
 
     async def step(self) -> bool:
         """Looks at one page of due records; says whether there was any.
+
+        While the offers are crowded nothing is looked at: an offer that is refused for want of room was no try.
 
         Raises:
             Unavailable: the store does not answer; every record is still there.
         """
         self._settled.turn(self._clock.monotonic())
+        if self._offers.is_crowded:
+            return False
         now_us = round(self._clock.wall() * 1_000_000)
         records = await self._follow_ups.due(now_us, _RECORDS)
         members: list[_Member] = []
@@ -158,7 +179,11 @@ class FollowUpWorker:
                     waiting.setdefault(due_us, []).append((member, member.follow_up.try_count))
         self._metrics.follow_ups["done"].inc(done)
         self._metrics.follow_ups["again"].inc(len(members) - done)
-        return offered, [_record(due_us, left) for due_us, left in waiting.items()]
+        return offered, [
+            _record(due_us, left[start : start + _LARGEST_RECORD])
+            for due_us, left in waiting.items()
+            for start in range(0, len(left), _LARGEST_RECORD)
+        ]
 
     async def _look_up(self, recipient_keys: Sequence[str]) -> Mapping[str, Sequence[str]] | None:
         """Returns where recipients are; None when presence does not answer, which is not the same as nowhere."""
@@ -196,20 +221,27 @@ class FollowUpWorker:
         self._offers.add(offers)
 
 
-async def sweep(inbox: Inbox, clock: Clock) -> None:
-    """Removes what is too old, for good: in small slices, so that it never delays a write for long."""
+async def sweep(inbox: Inbox, clock: Clock, *, interval: float = 60.0, pause: float = 0.1) -> None:
+    """Removes what is too old, for good: in small slices, so that it never delays a write for long.
+
+    Args:
+        inbox: where.
+        clock: tells what is too old.
+        interval: seconds between two looks.
+        pause: seconds between two slices.
+    """
     log = logger()
     while True:
         removed = 0
         try:
             while count := await inbox.sweep(round(clock.wall() * 1_000_000), _SWEEP_ROWS):
                 removed += count
-                await asyncio.sleep(_SWEEP_PAUSE)
+                await asyncio.sleep(pause)
         except Failure as failure:
             log.warning("sweep_waits", reason=failure.reason, error=failure.message)
         if removed:
             log.info("inbox_swept", removed_count=removed)
-        await asyncio.sleep(_SWEEP_INTERVAL)
+        await asyncio.sleep(interval)
 
 
 def _members(record: FollowUpRecord) -> list[_Member]:
