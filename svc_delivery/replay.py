@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -93,7 +93,9 @@ def read_token(kind: bytes, token: str) -> Page | None:
     if not token:
         return None
     try:
-        version, of_kind, reload, read_us, stamp, id_ = _TOKEN.unpack(urlsafe_b64decode(token.encode("ascii")))
+        version, of_kind, reload, read_us, stamp, id_ = _TOKEN.unpack(
+            b64decode(token.encode("ascii"), b"-_", validate=True)
+        )
     except (ValueError, struct.error):
         raise _bad_token() from None
     if (version, of_kind) != (_VERSION, kind) or reload > 1 or read_us < 0 or stamp < 0:

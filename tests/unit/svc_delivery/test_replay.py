@@ -176,6 +176,7 @@ def test_a_token_comes_back_as_it_went(reload: bool, read_us: int, stamp: int, i
 @given(st.text(min_size=1))
 @example(replay.write_token(b"L", Page(False, 1, 1, bytes(16))))
 @example(replay.write_token(b"R", Page(False, 1, 1, bytes(16)))[:-4])
+@example(replay.write_token(b"R", Page(False, 1, 1, bytes(16))) * 2)
 @example(replay.write_token(b"R", Page(False, -1, 1, bytes(16))))
 @example("é")
 def test_another_text_is_no_token(text: str) -> None:
