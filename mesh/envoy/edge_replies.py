@@ -28,18 +28,21 @@ _CODES = {
     503: 14,
     504: 4,
 }
-# What Envoy refuses without a word, by its own name for it.
-_SILENT = {
-    "path_normalization_failed": "the path is not a plain one: it has an escaped slash, a zero byte or steps out",
-}
 
 
 def local_replies() -> Piece:
-    """Returns the mapping of Envoy's own answers."""
+    """Returns the mapping of Envoy's own answers; of two that fit, the first counts."""
     silent = [
-        _mapper(400, 3, text, [_expression(f"response.code_details == '{why}'")]) for why, text in _SILENT.items()
+        # What Envoy refuses without a word, by its own name for it.
+        _silent("path_normalization_failed", 400, 400, "the path has an escaped slash or a zero byte, or steps out"),
+        _silent("upgrade_failed", 403, 404, "no WebSocket is served at this path"),
     ]
     return {"mappers": [*silent, *(_mapper(status, code, "%LOCAL_REPLY_BODY%", []) for status, code in _CODES.items())]}
+
+
+def _silent(why: str, status: int, shown: int, message: str) -> Piece:
+    by_name = _expression(f"response.code_details == '{why}'")
+    return {**_mapper(status, _CODES[shown], message, [by_name]), "status_code": shown}
 
 
 def _mapper(status: int, code: int, message: str, more: Sequence[Piece]) -> Piece:

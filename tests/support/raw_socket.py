@@ -6,6 +6,7 @@ What a WebSocket library would never send is sent here. Must not judge what come
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -109,6 +110,13 @@ class RawSocket:
                 return End(came.code, came.reason, tuple(refused))
             if came.HasField("refused"):
                 refused.append(came.refused.refusal.reason)
+
+    async def is_gone(self) -> None:
+        """Waits until the peer has ended the connection, whatever it says before."""
+        async with asyncio.timeout(_LIMIT_S):
+            with contextlib.suppress(ConnectionError):
+                while await self._reader.read(4_096):
+                    pass
 
     async def _frame(self) -> tuple[int, bytes]:
         first, length = await self._reader.readexactly(2)
