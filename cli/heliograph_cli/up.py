@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import socket
 import time
@@ -30,7 +31,6 @@ READY_LIMIT_S = 60.0
 DEFAULT_PORT = 7400
 
 _TRUST_DOMAIN = "heliograph.local"
-_LARGEST_LOG = 16 << 20
 _DOWN_LIMIT_S = 90.0
 _POLL_S = 0.05
 
@@ -74,7 +74,6 @@ async def up(options: UpOptions) -> None:
         except StartError as error:
             raise CommandFailed(str(error), USAGE) from None
         _refuse_taken_ports(plan.processes)
-        _rotate_logs(plan.processes)
         await _Run(options, place, choices, plan, console).run()
     finally:
         lock.release()
@@ -216,7 +215,7 @@ class _Run:
 
 def welcome(found: UpRecord, state_dir: Path, seconds: float) -> list[str]:
     """Returns what is shown when everything serves: the addresses and commands to paste."""
-    where = "" if state_dir == DEFAULT_STATE_DIR else f" --state-dir {state_dir}"
+    where = "" if state_dir == DEFAULT_STATE_DIR else f" --state-dir {shlex.quote(str(state_dir))}"
     lines = [f"everything serves after {seconds:.1f} s", ""]
     if found.edge:
         lines.append(f"  REST, gRPC   https://{found.edge}")
@@ -228,10 +227,17 @@ def welcome(found: UpRecord, state_dir: Path, seconds: float) -> list[str]:
         f"  heliograph listen alice{where}",
         f'  heliograph publish --to alice "Hello"{where}',
         f"  heliograph inbox alice{where}",
+        *([_curl(found, state_dir, where)] if found.edge else []),
         "",
         "Ctrl-C stops everything",
     ]
     return lines
+
+
+def _curl(found: UpRecord, state_dir: Path, where: str) -> str:
+    roots = shlex.quote(str(state_dir / "certs" / "ca" / "bundle.pem"))
+    token = f'-H "authorization: Bearer $(heliograph token alice{where})"'
+    return f"  curl --cacert {roots} {token} https://{found.edge}/v1/inbox"
 
 
 # ---------------------------------------------------------------- preparation
@@ -291,9 +297,3 @@ def _refuse_taken_ports(processes: Iterable[Process]) -> None:
                     raise CommandFailed(
                         f"port {port} ({process.name}): {text}; stop what uses it, or give another --base-port", USAGE
                     ) from None
-
-
-def _rotate_logs(processes: Iterable[Process]) -> None:
-    for process in processes:
-        if process.log.exists() and process.log.stat().st_size > _LARGEST_LOG:
-            os.replace(process.log, process.log.with_suffix(".log.1"))
