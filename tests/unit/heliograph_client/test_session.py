@@ -40,7 +40,7 @@ FRAME_BYTES = 64 * 1024
 STATE_KINDS = (MarkKind.MARK_KIND_READ, MarkKind.MARK_KIND_UNREAD, MarkKind.MARK_KIND_HIDDEN)
 NUMBERS = st.integers(min_value=0, max_value=7)
 REVISIONS = st.integers(min_value=1, max_value=3)
-STEPS = settings(max_examples=150, stateful_step_count=40)
+STEPS = settings(max_examples=70, stateful_step_count=40)
 
 
 def _session(*, auto_ack: bool = True, renewable: bool = False) -> Session:
