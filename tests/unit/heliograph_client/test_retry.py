@@ -8,6 +8,7 @@ from heliograph_client.retry import RetryBudget, RetryPolicy, worth_repeating
 from mesh.errors import (
     Aborted,
     AlreadyExists,
+    Cancelled,
     DeadlineExceeded,
     Failure,
     Internal,
@@ -24,6 +25,7 @@ from mesh.errors import (
     [
         (Unavailable("x", reason="LANE_UNAVAILABLE"), True),
         (DeadlineExceeded("x", reason=""), True),
+        (Cancelled("x", reason=""), True),
         (Aborted("x", reason="REQUEST_PENDING"), True),
         (ResourceExhausted("x", reason="OVERLOADED", retry_delay=0.0), True),
         (ResourceExhausted("x", reason="OVERLOADED"), False),
