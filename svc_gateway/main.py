@@ -31,6 +31,8 @@ from svc_gateway.worker import InboxWorker, PresenceWorker, run_clock
 
 # Files that are no sessions: links, calls, logs, the listener.
 _OTHER_FILES = 256
+# The part of the drain limit that sessions are given; the rest is for closing those that did not leave.
+_GRACE_OF_LIMIT = 0.6
 
 
 def wire(app: App, settings: GatewaySettings) -> Listener:
@@ -98,7 +100,13 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
         random=random.random,
     )
     drain = Drain(
-        gateway=gateway, lease=lease, links=links, listener=listener, presence=presence, grace=settings.drain_grace
+        gateway=gateway,
+        lease=lease,
+        links=links,
+        listener=listener,
+        presence=presence,
+        # Each step is cut off at the drain limit: those who stay must have been closed before.
+        grace=min(settings.drain_grace, settings.drain_limit * _GRACE_OF_LIMIT),
     )
 
     app.resource("channels", None, channels.close)
