@@ -13,7 +13,7 @@ from tests.support.apps import Apps
 from tests.support.audience import audience, load
 from tests.support.cluster import Cluster
 from tests.support.ledger import Ledger
-from tests.support.shapes import BOTH, MESH, frozen, query, running
+from tests.support.shapes import BOTH, MESH, frozen, name_of, query, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -29,14 +29,6 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     """One cluster for all tests here: each leaves everything running again, and has recipients of its own."""
     async with running(request.param) as cluster:
         yield cluster
-
-
-def name_of(cluster: Cluster, victim: str) -> str:
-    """Returns a process's name; "gateway-1" stands for the second node, whatever this machine is called."""
-    if not victim.startswith("gateway-"):
-        return victim
-    index, dash, rest = victim.removeprefix("gateway-").partition("-")
-    return cluster.node(int(index)) + dash + rest
 
 
 async def kill_under_load(cluster: Cluster, victim: str) -> None:
