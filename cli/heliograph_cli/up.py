@@ -6,7 +6,6 @@ certificates, Envoy's files), starts everything at once, waits until all of it s
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import signal
@@ -19,7 +18,7 @@ import msgspec
 
 from heliograph_cli import health, leftovers, record
 from heliograph_cli.console import Console
-from heliograph_cli.failures import FAILED, UNAVAILABLE, USAGE, CommandFailed
+from heliograph_cli.failures import FAILED, USAGE, CommandFailed
 from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, deploy_file, folders
 from heliograph_cli.plan import EDGE, SINGLE, Choices, Plan, Process, plan_direct
 from heliograph_cli.record import ProcessRecord, State, UpRecord
@@ -32,7 +31,6 @@ DEFAULT_PORT = 7400
 
 _TRUST_DOMAIN = "heliograph.local"
 _DOWN_LIMIT_S = 90.0
-_POLL_S = 0.05
 
 
 class UpOptions(msgspec.Struct, frozen=True):
@@ -99,24 +97,6 @@ async def down(state_dir: Path) -> bool:
         raise CommandFailed(f"`heliograph up` (pid {owner}) does not stop within {_DOWN_LIMIT_S:g} s", FAILED)
     lock.release()
     return True
-
-
-async def wait_until_serving(state_dir: Path, pid: int, limit: float) -> UpRecord:
-    """Waits until an `up` that was just started serves.
-
-    Raises:
-        CommandFailed: it ended, or is not ready in time.
-    """
-    path = folders(state_dir).record
-    end = asyncio.get_running_loop().time() + limit
-    while asyncio.get_running_loop().time() < end:
-        found = record.read(path)
-        if found is not None and found.pid == pid and found.state == "serving":
-            return found
-        if not record.alive(pid):
-            raise CommandFailed(f"`heliograph up` (pid {pid}) ended before it was ready", FAILED)
-        await asyncio.sleep(_POLL_S)
-    raise CommandFailed(f"`heliograph up` (pid {pid}) is not ready within {limit:g} s", UNAVAILABLE)
 
 
 class _Run:
