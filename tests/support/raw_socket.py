@@ -101,6 +101,21 @@ class RawSocket:
             if came.WhichOneof("frame") == kind:
                 return came
 
+    async def kinds_until(self, kind: str) -> list[str]:
+        """Returns the kinds of what comes before the next frame of a kind.
+
+        Raises:
+            AssertionError: the connection ended before.
+        """
+        kinds: list[str] = []
+        while True:
+            came = await self.next()
+            assert isinstance(came, ConnectResponse), came
+            found = came.WhichOneof("frame") or ""
+            if found == kind:
+                return kinds
+            kinds.append(found)
+
     async def end(self) -> End:
         """Reads to the end and returns it, with what was refused on the way."""
         refused: list[str] = []
