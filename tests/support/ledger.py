@@ -74,6 +74,11 @@ class Ledger:
         """Tells whether every screen that must show an event has shown it."""
         return all(key in self._shown for key in self._due_of(event_id))
 
+    def shown_on(self, screens: Iterable[tuple[str, str]], event_id: str) -> bool:
+        """Tells whether each of these screens, named by recipient and screen, that must show an event has shown it."""
+        due = set(self._due_of(event_id))
+        return all((*screen, event_id) in self._shown for screen in screens if (*screen, event_id) in due)
+
     def outstanding(self) -> int:
         """Returns how many showings are missing."""
         # The sets are compared only when the counts say that it may be worth it.
