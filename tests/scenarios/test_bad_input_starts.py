@@ -38,9 +38,10 @@ async def _start(service: str, folder: Path, *more: str, **environ: str) -> Ende
     return await run_to_end(f"svc_{service}", *service_words(service, folder, *more), environ=environ)
 
 
-async def _up(folder: Path, *words: str) -> Ended:
-    state = ("--state-dir", str(folder / "state"), "--gateways", "1", "--base-port", "33500")
-    return await run_to_end("heliograph_cli", "up", *state, *words)
+async def _up(folder: Path, *words: str, state: str = "state") -> Ended:
+    place = ("--state-dir", str(folder / state), "--gateways", "1", "--base-port", "33500")
+    # The sockets lie in the test's folder and go with it.
+    return await run_to_end("heliograph_cli", "up", *place, *words, environ={"XDG_RUNTIME_DIR": str(folder)})
 
 
 def _not_a_database(path: Path) -> None:
@@ -175,9 +176,7 @@ async def test_up_names_what_it_cannot_use_before_it_starts_anything(run_dir: Pa
     keys = run_dir / "state" / "certs" / "tokens"
     keys.mkdir(parents=True)
     (keys / "jwks.json").write_text("[]", encoding="utf-8")
-    ended = await asyncio.gather(
-        run_to_end("heliograph_cli", "up", "--direct", "--state-dir", str(run_dir / "file")), _up(run_dir, "--direct")
-    )
+    ended = await asyncio.gather(_up(run_dir, "--direct", state="file"), _up(run_dir, "--direct"))
     _judge(ended[0], str(run_dir / "file"))
     _judge(ended[1], str(keys / "jwks.json"))
     assert [one.out for one in ended if "started" in one.out] == []
