@@ -78,7 +78,8 @@ class FarEnd:
         self.rows: dict[str, FarRow] = {}
         self.to_client: deque[ConnectResponse] = deque()
         self.to_server: deque[ConnectRequest] = deque()
-        self._stamp = 0
+        # Above the first cursor, which must be no number that a later row gets.
+        self._stamp = 1
         self._live = False
         self._given: dict[str, int] = {}
         # What a replay read, and the ids offered since.
