@@ -24,7 +24,15 @@ from mesh import status
 from mesh.access import PRODUCER, RECIPIENT, Access, allowed_roles
 from mesh.clock import Clock
 from mesh.context import CallContext, enter
-from mesh.errors import DeadlineExceeded, Failure, Internal, InvalidArgument, PermissionDenied, Unauthenticated
+from mesh.errors import (
+    DeadlineExceeded,
+    Failure,
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from mesh.identity import EDGE, TRACE_HEADER, Identifier, pick
 from mesh.telemetry import Telemetry, logger
 
@@ -72,10 +80,15 @@ class Guard:
         self._identify = identifier.identify
         self._monotonic = clock.monotonic
         self._default_deadline = default_deadline
+        self._closed = False
         self._calls = telemetry.counter("rpc", "Calls served, by method and status code.", ["method", "code"])
         self._seconds = telemetry.histogram(
             "rpc_seconds", "Time from a unary call's arrival to its answer.", ["method"], buckets=_SECONDS_BUCKETS
         )
+
+    def close(self) -> None:
+        """Refuses every further call, so that its caller tries elsewhere or later; those that run go on."""
+        self._closed = True
 
     def wrap(self, path: str, method: _Method) -> _Method:
         """Returns the method with everything around it.
@@ -156,6 +169,8 @@ class Guard:
 
     def _admit(self, path: str, allowed: Container[str], context: _Context, unary: bool) -> bool:
         """Makes the call's context or refuses it; returns whether the default deadline has to be enforced here."""
+        if self._closed:
+            raise Unavailable("the process is leaving service; try again", reason="DRAINING")
         headers = pick(context.invocation_metadata())
         caller = self._identify(headers)
         if caller.role not in allowed:

@@ -33,6 +33,9 @@ S = TypeVar("S")
 # Any: methods of every request and response type.
 Methods = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
 
+# Long enough for calls that are on their way when a server begins to stop.
+_LAST_CALLS_S = 0.25
+
 
 class Server:
     """A guarded gRPC server; see `mesh.guard` for what happens around a call.
@@ -151,10 +154,14 @@ class Server:
         end by themselves.
         """
         self._stopping.set()
+        self._guard.close()
         for told in tuple(self._announcements):
             await told
         await self._health.enter_graceful_shutdown()
         if self._server is not None:
+            if grace > _LAST_CALLS_S:
+                # What is on its way to a server that stops is cancelled by gRPC; here it is refused with a reason.
+                await asyncio.sleep(_LAST_CALLS_S)
             await self._server.stop(grace)
 
     async def _announce(self, serving: bool) -> None:

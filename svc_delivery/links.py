@@ -242,9 +242,11 @@ class Link:
         number = 0
         while True:
             await asyncio.sleep(self._pace.ping)
-            number += 1
             self._pump()
-            stream.send(pb.DeliverRequest(ping=pb.LinkPing(ping_number=number)))
+            if not stream.pending:
+                # What waits to be written is a sign of life too, and pings must not take its room.
+                number += 1
+                stream.send(pb.DeliverRequest(ping=pb.LinkPing(ping_number=number)))
             if self._clock.monotonic() - self._heard > self._pace.silence:
                 raise Unavailable(f"the node was silent for {self._pace.silence:g} s", reason="PEER_UNAVAILABLE")
 

@@ -92,14 +92,16 @@ class DispatchLink:
         while (stream := self._stream_with_room(size)) is None:
             self._room.clear()
             await self._room.wait()
-        self._sequence += 1
-        batch.sequence = self._sequence
+        batch.sequence = self._sequence + 1
         answer: Answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_seen)
+        if not stream.send(pb.DispatchRequest(batch=batch)):
+            # The stream is over, and the reader has not noticed yet. Its number stays free: there are no gaps.
+            answer.set_exception(_broken())
+            return answer
+        self._sequence += 1
         self._unanswered[self._sequence] = (answer, size)
         self._unanswered_bytes += size
-        # The queue has room for a window; a closed stream takes nothing, and its end fails the answer.
-        stream.send(pb.DispatchRequest(batch=batch))
         return answer
 
     async def run(self) -> None:
@@ -176,7 +178,7 @@ class DispatchLink:
         self._stream = None
         for answer, _ in self._unanswered.values():
             if not answer.done():
-                answer.set_exception(Unavailable("the stream to delivery broke", reason="PEER_UNAVAILABLE"))
+                answer.set_exception(_broken())
         self._unanswered.clear()
         self._unanswered_bytes = 0
 
@@ -200,8 +202,10 @@ class DispatchLink:
         number = 0
         while True:
             await asyncio.sleep(self._pace.ping)
-            number += 1
-            stream.send(pb.DispatchRequest(ping=pb.DispatchPing(ping_number=number)))
+            if not stream.pending:
+                # What waits to be written is a sign of life too, and pings must not take its room.
+                number += 1
+                stream.send(pb.DispatchRequest(ping=pb.DispatchPing(ping_number=number)))
             if self._clock.monotonic() - self._heard > self._pace.silence:
                 raise Unavailable(f"delivery was silent for {self._pace.silence:g} s", reason="PEER_UNAVAILABLE")
 
@@ -222,6 +226,10 @@ class DispatchLink:
         if self._unanswered and self._unanswered_bytes + size > self._window_bytes:
             return None
         return self._stream
+
+
+def _broken() -> Unavailable:
+    return Unavailable("the stream to delivery broke", reason="PEER_UNAVAILABLE")
 
 
 def _seen(answer: Answer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 import msgspec
-from websockets.exceptions import NegotiationError
+from websockets.exceptions import InvalidHeader, NegotiationError
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
@@ -19,6 +19,7 @@ PROTO_SUBPROTOCOL = "heliograph.v1.proto"
 
 _INVALID_ARGUMENT, _NOT_FOUND, _PERMISSION_DENIED, _UNAVAILABLE = 3, 5, 7, 14
 _PEER_CHARACTERS = 64
+_VERSION_HEADER, _VERSION = "Sec-WebSocket-Version", "13"
 # What a refusal of the library says beside its text.
 _KEPT_HEADERS = ("Allow", "Upgrade")
 
@@ -91,6 +92,9 @@ def answer(head: bytes, options: Options) -> Answer:
         if isinstance(protocol.handshake_exc, NegotiationError):
             known = ", ".join(options.subprotocols)
             return refusal(400, "VERSION_UNSUPPORTED", f"offer one of these subprotocols: {known}", kept)
+        if isinstance(protocol.handshake_exc, InvalidHeader) and protocol.handshake_exc.name == _VERSION_HEADER:
+            kept[_VERSION_HEADER] = _VERSION
+            return refusal(426, "VERSION_UNSUPPORTED", f"WebSocket version {_VERSION} is spoken here", kept)
         return refusal(response.status_code, "FIELD_INVALID", str(protocol.handshake_exc), kept)
     forwarded = request.headers.get_all("X-Forwarded-For")
     return Answer(

@@ -40,6 +40,8 @@ from svc_gateway.worker import InboxWorker, PresenceWorker, run_clock
 _OTHER_FILES = 256
 # Streams beyond the sessions: before hello, superseded, and such that do not read their end.
 _OTHER_STREAMS = 256
+# The part of the drain limit that sessions are given; the rest is for closing those that did not leave.
+_GRACE_OF_LIMIT = 0.6
 
 
 def wire(app: App, settings: GatewaySettings) -> Listener:
@@ -117,7 +119,13 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
         random=random.random,
     )
     drain = Drain(
-        gateway=gateway, lease=lease, links=links, listener=listener, presence=presence, grace=settings.drain_grace
+        gateway=gateway,
+        lease=lease,
+        links=links,
+        listener=listener,
+        presence=presence,
+        # Each step is cut off at the drain limit: those who stay must have been closed before.
+        grace=min(settings.drain_grace, settings.drain_limit * _GRACE_OF_LIMIT),
     )
 
     app.resource("channels", None, channels.close)

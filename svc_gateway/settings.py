@@ -12,6 +12,8 @@ from pydantic import Field, model_validator
 from mesh.settings import Seconds, ServiceSettings
 
 _LISTEN = re.compile(r"unix:/?[^\x00]+|(?:127\.0\.0\.1|\[::1\]):[0-9]{1,5}")
+# As browsers write it: no path, no default port, nothing in capitals; whatever differs would never be equal.
+_ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
 _NODE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -95,6 +97,9 @@ class GatewaySettings(ServiceSettings):
             raise ValueError(f"process: must be the node id, {self.node_id}; leave it out")
         if self.websocket_listen and not _LISTEN.fullmatch(self.websocket_listen):
             raise ValueError("websocket_listen: must be unix:<path> or a loopback address with a port")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"allowed_origins: {origin!r} is no origin; write it like https://app.example")
         if self.tokens_file is None:
             raise ValueError("tokens_file: is needed; name the JWKS file that clients' tokens are checked by")
         if self.lease_renewal >= self.lease:

@@ -1,8 +1,8 @@
-"""How the command reaches what runs: which channel, and as whom.
+"""How the command reaches what runs: which address, and as whom.
 
-With a mesh everything goes the way of strangers: producers and recipients through the edge with TLS, operators to the
-sidecar of the service they ask, with a certificate. In direct mode calls go to the services' own sockets. Must not
-make a call without a deadline.
+Producers publish and recipients listen with the SDK; other calls are made here. With a mesh everything goes the way of
+strangers: producers and recipients through the edge with TLS, operators to the sidecar of the service they ask, with a
+certificate. In direct mode calls go to the services' own sockets. Must not make a call without a deadline.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -20,6 +21,7 @@ import msgspec
 from heliograph_cli.failures import REFUSED, USAGE, CommandFailed
 from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, folders
 from heliograph_cli.record import UpRecord, read_running
+from heliograph_client import FileCursorStore, Publisher, RetryPolicy, Subscriber, Tls, Update
 from mesh import channel
 from mesh.errors import StartError
 from mesh.identity import CALLER_HEADER, TOKEN_HEADER
@@ -98,24 +100,80 @@ class Connection:
         stub = method(self._channel(service, actor))
         return await channel.call(stub, request, timeout=TIMEOUT_S, metadata=self._metadata(actor))
 
+    def publisher(self, actor: Actor, policy: RetryPolicy | None = None) -> Publisher:
+        """Returns a publisher of the SDK, to be opened."""
+        policy = policy or RetryPolicy(time_limit=TIMEOUT_S)
+        if self.direct:
+            assert self.running is not None
+            target, caller = f"unix:{self.running.run_dir}/ingest.sock", f"producer/{actor.tenant}/{actor.name}"
+            if self._reach.token:
+                return Publisher(target, token=self._reach.token, policy=policy)
+            return Publisher(target, metadata=((CALLER_HEADER, caller),), policy=policy)
+        if self.running is None or self._reach.token:
+            return Publisher(self.edge, tls=Tls(ca_file=self.roots), token=self.token(actor), policy=policy)
+        folder = self._place.certs / "producer" / actor.tenant / actor.name / "current"
+        if not folder.exists():
+            raise CommandFailed(
+                f"producer {actor.tenant}/{actor.name}: has no certificate; add it to the registry of producers and "
+                "start again, or give --token",
+                REFUSED,
+            )
+        tls = Tls(
+            ca_file=self.roots,
+            certificate_file=folder / "cert.pem",
+            key_file=folder / "key.pem",
+            server_name=self.running.producer_host,
+        )
+        return Publisher(self.edge, tls=tls, policy=policy)
+
+    def subscriber(
+        self,
+        actor: Actor,
+        device_id: str,
+        *,
+        node: str = "",
+        remember: bool = False,
+        auto_ack: bool = True,
+        on_update: Callable[[Update], None] | None = None,
+    ) -> Subscriber:
+        """Returns a subscriber of the SDK, to be opened.
+
+        Args:
+            actor: the recipient.
+            device_id: its device.
+            node: a gateway node, in direct mode; empty: the first one.
+            remember: go on where this device stood when it was used last on this machine.
+            auto_ack: ack what arrives.
+            on_update: called with everything that is not a notification.
+
+        Raises:
+            CommandFailed: the node is unknown.
+        """
+        file = self._place.state / "devices" / f"{actor.tenant}+{quote(actor.name, '')}+{quote(device_id, '')}.json"
+        if remember:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Subscriber(
+            self._live_url(node),
+            # A fresh one for each connection: a token given on the command line is all there is.
+            token=self._reach.token or (lambda: self.token(actor)),
+            device_id=device_id,
+            tls_context=None if self.direct else Tls(ca_file=self.roots).context(),
+            store=FileCursorStore(file) if remember else None,
+            auto_ack=auto_ack,
+            on_update=on_update,
+            client_name="heliograph-cli",
+        )
+
     def token(self, actor: Actor, lifetime: float = TOKEN_LIFETIME_S) -> str:
         """Returns the token given on the command line, or one signed with the development key."""
         return self._reach.token or sign(self._place, actor, lifetime)
 
-    def trusted(self) -> bytes | None:
-        """Returns the roots to trust at the edge; None stands for those of this system.
-
-        Raises:
-            CommandFailed: their file cannot be read.
-        """
-        if self._reach.ca is None and self.running is None:
-            return None
-        return read_file(self._reach.ca or self._place.certs / "ca" / "bundle.pem")
-
-    def certificate(self, path: str) -> tuple[bytes, bytes]:
-        """Returns key and certificate of an identity of the development authority."""
-        folder = self._place.certs / path / "current"
-        return read_file(folder / "key.pem"), read_file(folder / "cert.pem")
+    @property
+    def roots(self) -> Path | None:
+        """The file with the roots to trust at the edge; None stands for those of this system."""
+        if self._reach.ca is not None:
+            return self._reach.ca
+        return None if self.running is None else self._place.certs / "ca" / "bundle.pem"
 
     async def close(self) -> None:
         """Closes all channels."""
@@ -137,33 +195,31 @@ class Connection:
             return self._open_inbound(service)
         if not self.edge:
             raise CommandFailed("no edge runs here; give --edge HOST:PORT", USAGE)
-        if actor.role == "producer" and self.running is not None and not self._reach.token:
-            key, certificate = self.certificate(f"producer/{actor.tenant}/{actor.name}")
-            credentials = grpc.ssl_channel_credentials(self.trusted(), key, certificate)
-            return grpc.aio.secure_channel(self.edge, credentials, options=_named(self.running.producer_host))
-        return grpc.aio.secure_channel(self.edge, grpc.ssl_channel_credentials(self.trusted()))
+        return grpc.aio.secure_channel(self.edge, Tls(ca_file=self.roots).credentials())
 
     def _open_inbound(self, service: str) -> grpc.aio.Channel:
         """Opens a channel to a service's sidecar with the operator's certificate."""
         if self.running is None:
             raise CommandFailed("operators' commands need the state folder of a mesh on this machine", USAGE)
-        key, certificate = self.certificate(f"operator/{OPERATOR}")
-        credentials = grpc.ssl_channel_credentials(self.trusted(), key, certificate)
+        folder = self._place.certs / "operator" / OPERATOR / "current"
         name = f"{service}.{self.running.trust_domain}"
-        return grpc.aio.secure_channel(self.running.inbound[service], credentials, options=_named(name))
+        tls = Tls(ca_file=self.roots, certificate_file=folder / "cert.pem", key_file=folder / "key.pem")
+        return grpc.aio.secure_channel(
+            self.running.inbound[service], tls.credentials(), options=[("grpc.ssl_target_name_override", name)]
+        )
+
+    def _live_url(self, node: str) -> str:
+        if self.running is None or not self.direct:
+            return f"wss://{self.edge}"
+        urls = self.running.live_urls
+        if not urls or (node and node not in urls):
+            raise CommandFailed(f"{node or 'a gateway node'}: does not run here; there are {', '.join(urls) or 'none'}")
+        return urls[node] if node else next(iter(urls.values()))
 
     def _metadata(self, actor: Actor) -> Metadata:
         if actor.role == "operator":
             return ((CALLER_HEADER, f"operator/{actor.name}"),) if self.direct else ()
-        if actor.role == "producer" and self.running is not None and not self.direct and not self._reach.token:
-            # Its certificate says who it is.
-            return ()
         return ((TOKEN_HEADER, f"Bearer {self.token(actor)}"),)
-
-
-def _named(host: str) -> list[tuple[str, str]]:
-    """Returns the option by which TLS asks for another name than the address that is called."""
-    return [("grpc.ssl_target_name_override", host)]
 
 
 @asynccontextmanager
@@ -199,15 +255,3 @@ def sign(place: Folders, actor: Actor, lifetime: float) -> str:
     except StartError as error:
         raise CommandFailed(f"{error}; `heliograph up` makes one, or give --token", REFUSED) from None
     return signer.sign(actor.name, actor.tenant, actor.role, lifetime, time.time())
-
-
-def read_file(path: Path) -> bytes:
-    """Returns a file's content.
-
-    Raises:
-        CommandFailed: it cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CommandFailed(f"{path}: {error.strerror}", USAGE) from None

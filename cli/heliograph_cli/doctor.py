@@ -219,13 +219,14 @@ async def certificates(patient: Patient) -> list[Finding]:
         uri = one.names.uris[0] if one.names.uris else None
         found = certs.inspect(patient.place.certs, one.path, time.time(), uri=uri)
         if found.fault:
-            findings.append(Finding("fail", "certificates", f"{one.path}: {found.fault}", "heliograph certs rotate"))
+            advice = f"remove {found.folder}, then `heliograph certs rotate`"
+            findings.append(Finding("fail", "certificates", f"{one.path}: {found.fault}", advice))
         else:
             soonest = min(soonest, found.expire_time)
     hours = (soonest - time.time()) / 3600
     if not findings and hours < certs.LEAF_LIFETIME / 3600 / 3:
         text = f"the first one expires in {hours:.0f} h"
-        return [Finding("warn", "certificates", text, "heliograph certs rotate")]
+        return [Finding("warn", "certificates", text, "`heliograph certs rotate`")]
     return findings or [Finding("ok", "certificates", f"{len(wanted)} can be used; the first expires in {hours:.0f} h")]
 
 

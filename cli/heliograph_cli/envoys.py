@@ -15,9 +15,11 @@ from heliograph_cli.connection import OPERATOR
 from heliograph_cli.folders import Folders
 from heliograph_cli.plan import EDGE, Choices, Envoy, Node, Plan, plan_mesh
 from mesh.envoy import certs, process, render
+from mesh.envoy.contract import check_contract, read_contract
 from mesh.envoy.layout import Layout
 from mesh.envoy.topology import GatewayNode, Topology, gateway_nodes, load_topology
 from mesh.envoy.validate import validate
+from mesh.errors import StartError
 
 _PRODUCER = re.compile(r"[a-z0-9-]{1,64}/[a-z0-9-]{1,64}")
 _MEMBERS = re.compile(r"^cluster\.(.+)\.membership_(healthy|total): (\d+)$", re.MULTILINE)
@@ -27,9 +29,15 @@ def load(file: Path, base_port: int | None) -> Topology:
     """Returns the topology, moved to other ports if asked.
 
     Raises:
-        StartError: it is broken.
+        StartError: it is broken, or the contract speaks of other services.
     """
-    return load_topology(file, base_port=base_port)
+    topology = load_topology(file, base_port=base_port)
+    contract = read_contract(descriptors(), topology.access_option)
+    try:
+        check_contract(contract, topology)
+    except StartError as error:
+        raise StartError(f"topology file {file}: {str(error).removeprefix('topology: ')}") from None
+    return topology
 
 
 async def prepare(topology: Topology, choices: Choices, place: Folders) -> Plan:

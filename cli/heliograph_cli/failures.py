@@ -32,9 +32,7 @@ class CommandFailed(Exception):
 
 def of_call(failure: Failure) -> CommandFailed:
     """Returns a call's failure as the command's."""
-    text = failure.reason or type(failure).__name__
-    if failure.message:
-        text += f": {failure.message}"
+    text = ": ".join(part for part in (failure.reason, failure.message) if part) or type(failure).__name__
     if failure.violations:
         text += " (" + "; ".join(f"{item.field}: {item.description}" for item in failure.violations) + ")"
     if failure.retry_delay is not None:

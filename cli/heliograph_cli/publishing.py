@@ -1,18 +1,18 @@
-"""What `heliograph publish` does: builds the request and sends it as a producer."""
+"""What `heliograph publish` does: describes an event and has the SDK publish it as a producer."""
 
 from __future__ import annotations
 
-import secrets
-import time
+import json
+from typing import cast
 
 import msgspec
 
-from heliograph.ingest.v1 import ingest_service_pb2, ingest_service_pb2_grpc
-from heliograph.type.v1 import event_pb2, notification_pb2
-from heliograph_cli import texts
 from heliograph_cli.connection import Actor, Reach, connect
 from heliograph_cli.failures import USAGE, CommandFailed
-from mesh import ids, times
+from heliograph_client import EventFields, Publisher, Receipt
+from heliograph_client.events import PriorityName
+
+_PRIORITIES = ("", "high", "normal", "bulk")
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -37,54 +37,51 @@ async def publish(draft: Draft, actor: Actor, reach: Reach, as_json: bool) -> st
     """Publishes and returns what to print: the event's id, or the whole answer as JSON.
 
     Raises:
-        CommandFailed: it was refused or could not be sent.
+        CommandFailed: a value has no meaning, or nothing runs there.
+        Failure: it was refused or could not be sent.
     """
-    request = build(draft)
-    async with connect(reach) as connection:
-        answer = await connection.call(
-            "ingest", lambda channel: ingest_service_pb2_grpc.IngestServiceStub(channel).Publish, request, actor
-        )
-    if as_json:
-        return texts.json_line(answer)
-    if draft.validate_only:
-        return "valid"
-    return f"{answer.event_id}{'  (published before)' if answer.replayed else ''}"
+    fields = fields_of(draft)
+    async with connect(reach) as connection, connection.publisher(actor) as publisher:
+        receipt = await send(publisher, draft, fields)
+    return render(receipt, draft.validate_only, as_json)
 
 
-def build(draft: Draft) -> ingest_service_pb2.PublishRequest:
-    """Returns the request.
+async def send(publisher: Publisher, draft: Draft, fields: EventFields) -> Receipt:
+    """Publishes a draft with an open publisher."""
+    return await publisher.publish(request_id=draft.request_id or None, validate_only=draft.validate_only, **fields)
+
+
+def fields_of(draft: Draft) -> EventFields:
+    """Returns the event in the SDK's keywords.
 
     Raises:
-        CommandFailed: a value has no meaning.
+        CommandFailed: the priority does not exist.
     """
-    event = event_pb2.Event(
+    if draft.priority not in _PRIORITIES:
+        raise CommandFailed(f"--priority {draft.priority}: use high, normal or bulk", USAGE)
+    fields = EventFields(
         category=draft.category,
-        audience=event_pb2.Audience(
-            recipient_ids=draft.recipients, topic_ids=draft.topics, excluded_recipient_ids=draft.excluded
-        ),
-        content=notification_pb2.Content(
-            title=draft.title, body=draft.body, link=draft.link, data_json=draft.data_json
-        ),
-        priority=priority_of(draft.priority),
+        to=draft.recipients,
+        topics=draft.topics,
+        excluded=draft.excluded,
+        title=draft.title,
+        body=draft.body,
+        link=draft.link,
+        data=draft.data_json,
         ordering_key=draft.ordering_key,
     )
+    if draft.priority:
+        fields["priority"] = cast(PriorityName, draft.priority)
     if draft.ttl:
-        event.ttl.CopyFrom(times.duration_of(draft.ttl))
-    fresh = ids.to_text(ids.uuid7(time.time_ns() // 1_000_000, secrets.token_bytes(10)))
-    return ingest_service_pb2.PublishRequest(
-        event=event, request_id=draft.request_id or fresh, validate_only=draft.validate_only
-    )
+        fields["ttl"] = draft.ttl
+    return fields
 
 
-def priority_of(name: str) -> notification_pb2.Priority.ValueType:
-    """Returns a priority by its short name.
-
-    Raises:
-        CommandFailed: there is none of this name.
-    """
-    if not name:
-        return notification_pb2.PRIORITY_UNSPECIFIED
-    try:
-        return notification_pb2.Priority.Value(f"PRIORITY_{name.upper()}")
-    except ValueError:
-        raise CommandFailed(f"--priority {name}: use high, normal or bulk", USAGE) from None
+def render(receipt: Receipt, validated: bool, as_json: bool) -> str:
+    """Returns a receipt as it is printed."""
+    if as_json:
+        words = {"eventId": receipt.event_id, "requestId": receipt.request_id, "replayed": receipt.replayed}
+        return json.dumps({**words, "acceptTime": receipt.accept_time.isoformat()})
+    if validated:
+        return "valid"
+    return f"{receipt.event_id}  (published before)" if receipt.replayed else receipt.event_id

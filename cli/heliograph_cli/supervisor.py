@@ -30,6 +30,8 @@ STOP_LIMIT_S: Final = 12.0
 _FIRST_POLL_S = 0.03
 _LONGEST_POLL_S = 0.25
 _TAIL_S = 0.25
+# Of one log file; as much again lies in its older one.
+_LARGEST_LOG = 64 << 20
 _START_FAILED = 2
 # A process that never served and ended so often will not serve.
 _FIRST_TRIES = 5
@@ -286,6 +288,7 @@ class Supervisor:
                 for line in tail.read():
                     if self._ready.is_set():
                         alarms.hear(name, line, loop.time())
+                tails.shrink(self.children[name].process.log, _LARGEST_LOG)
             await asyncio.sleep(_TAIL_S)
 
     def _alarm(self, name: str, line: tails.Line, hidden: int) -> None:

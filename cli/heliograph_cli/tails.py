@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -121,6 +122,18 @@ class Alarms:
             return
         self._told[key] = now, 0
         self._say(process, line, hidden)
+
+
+def shrink(path: Path, limit: int) -> bool:
+    """Moves a log that is larger than so many bytes into its older file, while its writer goes on at the beginning.
+
+    Lines that are written at the very moment may be lost: the writer cannot be asked to open another file.
+    """
+    if not path.exists() or path.stat().st_size <= limit:
+        return False
+    shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+    os.truncate(path, 0)
+    return True
 
 
 def last_line(path: Path, offset: int) -> str:

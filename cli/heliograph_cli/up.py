@@ -6,8 +6,8 @@ certificates, Envoy's files), starts everything at once, waits until all of it s
 
 from __future__ import annotations
 
-import asyncio
 import os
+import shlex
 import signal
 import socket
 import time
@@ -18,7 +18,7 @@ import msgspec
 
 from heliograph_cli import health, leftovers, record
 from heliograph_cli.console import Console
-from heliograph_cli.failures import FAILED, UNAVAILABLE, USAGE, CommandFailed
+from heliograph_cli.failures import FAILED, USAGE, CommandFailed
 from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, deploy_file, folders
 from heliograph_cli.plan import EDGE, SINGLE, Choices, Plan, Process, plan_direct
 from heliograph_cli.record import ProcessRecord, State, UpRecord
@@ -30,9 +30,7 @@ READY_LIMIT_S = 60.0
 DEFAULT_PORT = 7400
 
 _TRUST_DOMAIN = "heliograph.local"
-_LARGEST_LOG = 16 << 20
 _DOWN_LIMIT_S = 90.0
-_POLL_S = 0.05
 
 
 class UpOptions(msgspec.Struct, frozen=True):
@@ -74,7 +72,6 @@ async def up(options: UpOptions) -> None:
         except StartError as error:
             raise CommandFailed(str(error), USAGE) from None
         _refuse_taken_ports(plan.processes)
-        _rotate_logs(plan.processes)
         await _Run(options, place, choices, plan, console).run()
     finally:
         lock.release()
@@ -100,24 +97,6 @@ async def down(state_dir: Path) -> bool:
         raise CommandFailed(f"`heliograph up` (pid {owner}) does not stop within {_DOWN_LIMIT_S:g} s", FAILED)
     lock.release()
     return True
-
-
-async def wait_until_serving(state_dir: Path, pid: int, limit: float) -> UpRecord:
-    """Waits until an `up` that was just started serves.
-
-    Raises:
-        CommandFailed: it ended, or is not ready in time.
-    """
-    path = folders(state_dir).record
-    end = asyncio.get_running_loop().time() + limit
-    while asyncio.get_running_loop().time() < end:
-        found = record.read(path)
-        if found is not None and found.pid == pid and found.state == "serving":
-            return found
-        if not record.alive(pid):
-            raise CommandFailed(f"`heliograph up` (pid {pid}) ended before it was ready", FAILED)
-        await asyncio.sleep(_POLL_S)
-    raise CommandFailed(f"`heliograph up` (pid {pid}) is not ready within {limit:g} s", UNAVAILABLE)
 
 
 class _Run:
@@ -216,7 +195,7 @@ class _Run:
 
 def welcome(found: UpRecord, state_dir: Path, seconds: float) -> list[str]:
     """Returns what is shown when everything serves: the addresses and commands to paste."""
-    where = "" if state_dir == DEFAULT_STATE_DIR else f" --state-dir {state_dir}"
+    where = "" if state_dir == DEFAULT_STATE_DIR else f" --state-dir {shlex.quote(str(state_dir))}"
     lines = [f"everything serves after {seconds:.1f} s", ""]
     if found.edge:
         lines.append(f"  REST, gRPC   https://{found.edge}")
@@ -228,10 +207,17 @@ def welcome(found: UpRecord, state_dir: Path, seconds: float) -> list[str]:
         f"  heliograph listen alice{where}",
         f'  heliograph publish --to alice "Hello"{where}',
         f"  heliograph inbox alice{where}",
+        *([_curl(found, state_dir, where)] if found.edge else []),
         "",
         "Ctrl-C stops everything",
     ]
     return lines
+
+
+def _curl(found: UpRecord, state_dir: Path, where: str) -> str:
+    roots = shlex.quote(str(state_dir / "certs" / "ca" / "bundle.pem"))
+    token = f'-H "authorization: Bearer $(heliograph token alice{where})"'
+    return f"  curl --cacert {roots} {token} https://{found.edge}/v1/inbox"
 
 
 # ---------------------------------------------------------------- preparation
@@ -291,9 +277,3 @@ def _refuse_taken_ports(processes: Iterable[Process]) -> None:
                     raise CommandFailed(
                         f"port {port} ({process.name}): {text}; stop what uses it, or give another --base-port", USAGE
                     ) from None
-
-
-def _rotate_logs(processes: Iterable[Process]) -> None:
-    for process in processes:
-        if process.log.exists() and process.log.stat().st_size > _LARGEST_LOG:
-            os.replace(process.log, process.log.with_suffix(".log.1"))

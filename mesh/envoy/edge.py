@@ -217,7 +217,11 @@ def _websocket_route(topology: Topology) -> Piece:
     # A node that answers 503 has not taken the session: another one may.
     retry = retry_unsent(also="retriable-status-codes", codes=[503])
     return {
-        "match": {"path": topology.gateway.websocket_path},
+        # Envoy would make a GET of any method on the way to the node.
+        "match": {
+            "path": topology.gateway.websocket_path,
+            "headers": [{"name": ":method", "string_match": {"exact": "GET"}}],
+        },
         "route": {
             "cluster": GATEWAY,
             "timeout": NEVER,

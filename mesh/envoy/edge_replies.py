@@ -5,6 +5,8 @@ gRPC callers get a gRPC status from Envoy already. Must not speak for a service.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mesh.envoy.pieces import Piece, any_of
 
 # HTTP status to google.rpc code.
@@ -29,19 +31,26 @@ _CODES = {
 
 
 def local_replies() -> Piece:
-    """Returns the mapping of Envoy's own answers."""
-    return {"mappers": [_mapper(status, code) for status, code in _CODES.items()]}
+    """Returns the mapping of Envoy's own answers; of two that fit, the first counts."""
+    silent = [
+        # What Envoy refuses without a word, by its own name for it.
+        _silent("path_normalization_failed", 400, 400, "the path has an escaped slash or a zero byte, or steps out"),
+        _silent("upgrade_failed", 403, 404, "no WebSocket is served at this path"),
+    ]
+    return {"mappers": [*silent, *(_mapper(status, code, "%LOCAL_REPLY_BODY%", []) for status, code in _CODES.items())]}
 
 
-def _mapper(status: int, code: int) -> Piece:
+def _silent(why: str, status: int, shown: int, message: str) -> Piece:
+    by_name = _expression(f"response.code_details == '{why}'")
+    return {**_mapper(status, _CODES[shown], message, [by_name]), "status_code": shown}
+
+
+def _mapper(status: int, code: int, message: str, more: Sequence[Piece]) -> Piece:
     matches = {"op": "EQ", "value": {"default_value": status, "runtime_key": "none"}}
+    filters = [{"status_code_filter": {"comparison": matches}}, *more, {"or_filter": _is_rest()}]
     return {
-        "filter": {
-            "and_filter": {"filters": [{"status_code_filter": {"comparison": matches}}, {"or_filter": _is_rest()}]}
-        },
-        "body_format_override": {
-            "json_format": {"code": code, "message": "%LOCAL_REPLY_BODY%", "details": []},
-        },
+        "filter": {"and_filter": {"filters": filters}},
+        "body_format_override": {"json_format": {"code": code, "message": message, "details": []}},
     }
 
 
@@ -57,6 +66,9 @@ def _is_rest() -> Piece:
             }
         }
     }
-    expression = "'x-envoy-original-path' in request.headers"
+    return {"filters": [plain, _expression("'x-envoy-original-path' in request.headers")]}
+
+
+def _expression(expression: str) -> Piece:
     cel = any_of("extensions.access_loggers.filters.cel.v3.ExpressionFilter", expression=expression)
-    return {"filters": [plain, {"extension_filter": {"name": "cel", "typed_config": cel}}]}
+    return {"extension_filter": {"name": "cel", "typed_config": cel}}

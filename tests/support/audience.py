@@ -28,6 +28,7 @@ class Screen:
 
     Attributes:
         recipient: whose it is.
+        name: the device.
         subscriber: the SDK's.
         sessions: the id of each session it had, in order.
         endings: why each of them ended.
@@ -38,7 +39,7 @@ class Screen:
         self.sessions: list[str] = []
         self.endings: list[str] = []
         self.shown = 0
-        self._name = name
+        self.name = name
         self._ledger = ledger
         self.subscriber: Subscriber
 
@@ -63,36 +64,93 @@ class Screen:
         """Shows what comes, until the subscriber is closed."""
         async for notification in self.subscriber:
             self.shown += 1
-            self._ledger.show(self.recipient, self._name, notification.id)
-            self._ledger.count_duplicates(self.recipient, self._name, self.subscriber.stats.duplicates_on_wire)
+            self._ledger.show(self.recipient, self.name, notification.id)
+            self._ledger.count_duplicates(self.recipient, self.name, self.subscriber.stats.duplicates_on_wire)
+
+
+class Audience:
+    """The screens of a scenario; `audience` opens them.
+
+    Attributes:
+        screens: in the order of opening.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, stack: AsyncExitStack) -> None:
+        self.screens: list[Screen] = []
+        self._cluster = cluster
+        self._ledger = ledger
+        self._stack = stack
+        self._watching: list[asyncio.Task[None]] = []
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that hold the newest sessions."""
+        return {screen.node_id for screen in self.screens}
+
+    @property
+    def caught_up(self) -> bool:
+        """Every screen has a session with a checkpoint."""
+        return all(screen.caught_up for screen in self.screens)
+
+    async def open(self, recipient: str, name: str, index: int) -> Screen:
+        """Opens one screen, at a node of this index where the edge does not choose."""
+        cluster, screen = self._cluster, Screen(recipient, name, self._ledger)
+        node = cluster.node(index) if cluster.shape == "processes" else ""
+        subscriber = cluster.subscriber(recipient, device_id=name, node=node, on_update=screen.heard)
+        screen.subscriber = await self._stack.enter_async_context(subscriber)
+        await until(lambda: screen.caught_up, CONNECT_LIMIT_S, f"{recipient}/{name} is there")
+        return screen
+
+    def keep(self, screen: Screen) -> None:
+        """Counts on a screen from now on."""
+        self.screens.append(screen)
+        self._ledger.open(screen.recipient, screen.name)
+        self._watching.append(asyncio.create_task(screen.watch()))
+
+    async def spread(self) -> None:
+        """Opens further screens until there is one on every node: the edge chooses as it likes."""
+        count, wanted = 0, {self._cluster.node(0), self._cluster.node(1)}
+
+        async def covered() -> bool:
+            nonlocal count
+            if self.nodes < wanted:
+                count += 1
+                screen = await self.open(self.screens[0].recipient, f"spare-{count}", 0)
+                if screen.node_id in self.nodes:
+                    await screen.subscriber.close()
+                else:
+                    self.keep(screen)
+            return self.nodes == wanted
+
+        await until(covered, CONNECT_LIMIT_S, "there are screens on every node")
+
+    async def stop(self) -> None:
+        """Watches no more; a screen that failed is a failure of the scenario."""
+        for task in self._watching:
+            task.cancel()
+        results = await asyncio.gather(*self._watching, return_exceptions=True)
+        assert [result for result in results if isinstance(result, Exception)] == []
 
 
 @asynccontextmanager
-async def audience(cluster: Cluster, ledger: Ledger, places: Mapping[str, int]) -> AsyncIterator[dict[str, Screen]]:
-    """Opens one screen for each recipient and waits until all have caught up.
+async def audience(cluster: Cluster, ledger: Ledger, places: Mapping[str, int]) -> AsyncIterator[Audience]:
+    """Opens one screen for each recipient, so that there are some on both nodes, and waits until all have caught up.
 
     Args:
         cluster: where.
         ledger: where everything is written down.
         places: recipient → index of its gateway node; behind the edge, the edge chooses.
     """
-    screens: dict[str, Screen] = {}
     async with AsyncExitStack() as stack:
-        for recipient, index in places.items():
-            screen = screens[recipient] = Screen(recipient, "phone", ledger)
-            node = cluster.node(index) if cluster.shape == "processes" else ""
-            screen.subscriber = await stack.enter_async_context(
-                cluster.subscriber(recipient, device_id="phone", node=node, on_update=screen.heard)
-            )
-        watching = [asyncio.create_task(screen.watch()) for screen in screens.values()]
+        made = Audience(cluster, ledger, stack)
+        opened = await asyncio.gather(*(made.open(recipient, "phone", index) for recipient, index in places.items()))
+        for screen in opened:
+            made.keep(screen)
         try:
-            await until(lambda: all(screen.caught_up for screen in screens.values()), CONNECT_LIMIT_S, "all are there")
-            yield screens
+            await made.spread()
+            yield made
         finally:
-            for task in watching:
-                task.cancel()
-            results = await asyncio.gather(*watching, return_exceptions=True)
-        assert [result for result in results if isinstance(result, Exception)] == []
+            await made.stop()
 
 
 class Load:

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +19,11 @@ from typing import Literal
 
 import heliograph_cli
 from heliograph.delivery.v1 import inbox_service_pb2, inbox_service_pb2_grpc
-from heliograph.ingest.v1 import ingest_service_pb2, ingest_service_pb2_grpc
 from heliograph_cli import record
 from heliograph_cli.connection import Actor, Connection, Reach, connect, sign
 from heliograph_cli.folders import Folders, folders
-from heliograph_cli.publishing import Draft, build
 from heliograph_cli.record import ProcessRecord, UpRecord
+from heliograph_client import Publisher, Subscriber, Update
 from tests.support.wait import until
 
 Shape = Literal["processes", "mesh"]
@@ -36,7 +35,8 @@ STOP_LIMIT_S = 20.0
 
 # Below the range that the system takes ports for outgoing connections from. A mesh needs all offsets of its topology.
 _FIRST_PORT, _LAST_PORT, _PORTS_A_CLUSTER = 20_000, 31_000, 500
-_PROBED = (0, 11, 12, 13, 14, 15, 20, 21, 40, 41)
+# With each listener's port, those of its metrics.
+_PROBED = tuple(offset + more for offset in (0, 11, 12, 13, 14, 15, 20, 21, 40, 41) for more in (0, 200, 300))
 _WRAPPER = str(Path(heliograph_cli.__file__).with_name("child.py"))
 
 
@@ -205,17 +205,34 @@ class Cluster:
         """Returns a token."""
         return sign(self.place, Actor(role, recipient, tenant), lifetime)
 
-    async def publish(self, *recipients: str, title: str = "Hello", request_id: str = "", body: str = "") -> str:
-        """Publishes one event as the development producer, and returns its id."""
-        request = build(Draft(recipients=recipients, title=title, request_id=request_id, body=body))
+    @asynccontextmanager
+    async def publisher(self, producer: str = PRODUCER, tenant: str = TENANT) -> AsyncIterator[Publisher]:
+        """Opens a publisher of the SDK: through the edge with a certificate, or at ingest's socket."""
+        async with self.connection() as connection, connection.publisher(Actor("producer", producer, tenant)) as one:
+            yield one
+
+    @asynccontextmanager
+    async def subscriber(
+        self,
+        recipient: str,
+        *,
+        device_id: str = "device",
+        tenant: str = TENANT,
+        node: str = "",
+        auto_ack: bool = True,
+        on_update: Callable[[Update], None] | None = None,
+    ) -> AsyncIterator[Subscriber]:
+        """Opens a subscriber of the SDK: through the edge, or at a gateway node in the shape `processes`."""
         async with self.connection() as connection:
-            answer: ingest_service_pb2.PublishResponse = await connection.call(
-                "ingest",
-                lambda channel: ingest_service_pb2_grpc.IngestServiceStub(channel).Publish,
-                request,
-                Actor("producer", PRODUCER, TENANT),
-            )
-        return answer.event_id
+            actor = Actor("recipient", recipient, tenant)
+            subscriber = connection.subscriber(actor, device_id, node=node, auto_ack=auto_ack, on_update=on_update)
+            async with subscriber:
+                yield subscriber
+
+    async def publish(self, *recipients: str, title: str = "Hello", category: str = "general") -> str:
+        """Publishes one event as the development producer, and returns its id."""
+        async with self.publisher() as publisher:
+            return (await publisher.publish(category=category, to=recipients, title=title)).event_id
 
     async def inbox(self, recipient: str) -> list[inbox_service_pb2.InboxItem]:
         """Returns a recipient's list, newest first."""

@@ -27,6 +27,7 @@ from heliograph.gateway.v1.client_frames_pb2 import (
     ClientMark,
     ConnectRequest,
     ConnectResponse,
+    GoAway,
     Hello,
     Notify,
     Ping,
@@ -206,6 +207,11 @@ class Device:
     def checkpoints(self) -> list[Replayed]:
         """Every checkpoint."""
         return [frame.replayed for frame in self.frames if frame.HasField("replayed")]
+
+    @property
+    def farewells(self) -> list[GoAway]:
+        """Every "go away"."""
+        return [frame.go_away for frame in self.frames if frame.HasField("go_away")]
 
     @property
     def unread(self) -> int | None:

@@ -99,8 +99,6 @@ class DeliveryEnd(delivery_service_pb2_grpc.DeliveryServiceServicer):
             raise self.refused
         far: DispatchFar = FarStream(await accept(context, limit=_FRAMES, marker="delivery"), _metadata(context))
         self.streams.append(far)
-        if self.ready is not None:
-            far.send(delivery_service_pb2.DispatchResponse(ready=self.ready))
         await far.serve(lambda frame: self._arrived(far, frame))
 
     async def Explain(
@@ -110,6 +108,8 @@ class DeliveryEnd(delivery_service_pb2_grpc.DeliveryServiceServicer):
         raise NotImplementedError
 
     def _arrived(self, far: DispatchFar, frame: delivery_service_pb2.DispatchRequest) -> None:
+        if frame.HasField("open") and self.ready is not None:
+            far.send(delivery_service_pb2.DispatchResponse(ready=self.ready))
         if frame.HasField("ping") and self.answers_pings:
             far.send(delivery_service_pb2.DispatchResponse(ping=frame.ping))
         if frame.HasField("batch") and self.answers_batches:
@@ -156,11 +156,11 @@ class GatewayEnd(gateway_service_pb2_grpc.GatewayServiceServicer):
             raise self.refused
         far: DeliverFar = FarStream(await accept(context, limit=_FRAMES, marker="gateway"), _metadata(context))
         self.streams.append(far)
-        if self.ready is not None:
-            far.send(gateway_service_pb2.DeliverResponse(ready=self.ready))
         await far.serve(lambda frame: self._arrived(far, frame))
 
     def _arrived(self, far: DeliverFar, frame: gateway_service_pb2.DeliverRequest) -> None:
+        if frame.HasField("open") and self.ready is not None:
+            far.send(gateway_service_pb2.DeliverResponse(ready=self.ready))
         if frame.HasField("ping") and self.answers_pings:
             far.send(gateway_service_pb2.DeliverResponse(ping=frame.ping))
         if frame.HasField("batch") and self.takes_batches:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from svc_delivery import replay
 from svc_delivery.ports import RowState, Window
+from svc_delivery.replay import ReplayEntry
 from tests.support.inbox import DAY_US, NOW_US, make_id
 
 WINDOW = 3
@@ -169,7 +170,7 @@ class ModelClient:
         """How many of the copy are not read."""
         return sum(not read for _, read, _ in self.copy.values())
 
-    def _apply(self, entry: replay.ReplayEntry, copy: dict[bytes, tuple[int, bool, int]]) -> None:
+    def _apply(self, entry: ReplayEntry, copy: dict[bytes, tuple[int, bool, int]]) -> None:
         row = entry.row
         if entry.gone:
             copy.pop(row.notification_id, None)

@@ -6,6 +6,7 @@ What a WebSocket library would never send is sent here. Must not judge what come
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -100,6 +101,21 @@ class RawSocket:
             if came.WhichOneof("frame") == kind:
                 return came
 
+    async def kinds_until(self, kind: str) -> list[str]:
+        """Returns the kinds of what comes before the next frame of a kind.
+
+        Raises:
+            AssertionError: the connection ended before.
+        """
+        kinds: list[str] = []
+        while True:
+            came = await self.next()
+            assert isinstance(came, ConnectResponse), came
+            found = came.WhichOneof("frame") or ""
+            if found == kind:
+                return kinds
+            kinds.append(found)
+
     async def end(self) -> End:
         """Reads to the end and returns it, with what was refused on the way."""
         refused: list[str] = []
@@ -109,6 +125,13 @@ class RawSocket:
                 return End(came.code, came.reason, tuple(refused))
             if came.HasField("refused"):
                 refused.append(came.refused.refusal.reason)
+
+    async def is_gone(self) -> None:
+        """Waits until the peer has ended the connection, whatever it says before."""
+        async with asyncio.timeout(_LIMIT_S):
+            with contextlib.suppress(ConnectionError):
+                while await self._reader.read(4_096):
+                    pass
 
     async def _frame(self) -> tuple[int, bytes]:
         first, length = await self._reader.readexactly(2)

@@ -47,6 +47,14 @@ async def running(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def name_of(cluster: Cluster, victim: str) -> str:
+    """Returns a process's name; "gateway-1" stands for the second node, whatever this machine is called."""
+    if not victim.startswith("gateway-"):
+        return victim
+    index, dash, rest = victim.removeprefix("gateway-").partition("-")
+    return cluster.node(int(index)) + dash + rest
+
+
 @contextmanager
 def frozen(cluster: Cluster, name: str) -> Iterator[None]:
     """Stops a process (SIGSTOP) while the context is open."""

@@ -51,7 +51,7 @@ def certs_show(
     rows = [(one.path, _moment(one.expire_time), one.fault or "ok", *one.uris) for one in found]
     texts.table(("IDENTITY", "EXPIRES", "STATE", "URI"), [(*row, "", "")[:4] for row in rows])
     if any(one.fault for one in found):
-        raise CommandFailed("some cannot be used; `heliograph certs rotate` makes new ones", FAILED)
+        raise CommandFailed("some cannot be used; remove their folders, then `heliograph certs rotate`", FAILED)
 
 
 def certs_rotate(

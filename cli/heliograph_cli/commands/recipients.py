@@ -1,8 +1,9 @@
-"""`inbox`, `unread`, `mark` and `prefs`: a recipient's side; and `token`."""
+"""`listen`, `inbox`, `unread`, `mark` and `prefs`: a recipient's side; and `token`."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,7 @@ class Switch(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
+    app.command("listen")(listen)
     app.command("inbox")(inbox)
     app.command("unread")(unread)
     app.command("mark")(mark)
@@ -55,6 +57,32 @@ def register(app: typer.Typer) -> None:
     preferences.command("mute")(prefs_mute)
     preferences.command("unmute")(prefs_unmute)
     app.add_typer(preferences, name="prefs")
+
+
+def listen(
+    recipient: Recipient,
+    device: Annotated[str, typer.Option("--device", help="The device; it holds one session.")] = "terminal",
+    ack: Annotated[bool, typer.Option("--ack/--no-ack", help="Say that it has arrived.")] = True,
+    read: Annotated[bool, typer.Option("--read", help="Say also that it was read.")] = False,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many; 0: never.")] = 0,
+    anew: Annotated[bool, typer.Option("--anew", help="Take the whole inbox again.")] = False,
+    node: Annotated[str, typer.Option("--node", help="This gateway node (direct mode only).")] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing about the connection.")] = False,
+    as_json: AsJson = False,
+    tenant: Tenant = TENANT,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    edge: Edge = "",
+    ca: Authority = None,
+    token: Token = "",
+) -> None:
+    """Print a recipient's notifications as they come, until Ctrl-C."""
+    from heliograph_cli import listening
+
+    how = listening.Listening(
+        device_id=device, node=node, as_json=as_json, ack=ack, read=read, count=count, forget=anew, quiet=quiet
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(listening.listen(_acting(recipient, tenant), _reach(state_dir, edge, ca, token), how))
 
 
 def inbox(

@@ -192,9 +192,8 @@ def _replayed(session: Session, replayed: Replayed, now: float, wall: float) -> 
 
 def _doubtful(session: Session, now: float, server_now: float) -> bool:
     """Tells whether the copy may differ for a reason that passes by itself."""
-    resume = session.resume
     recent = now - session.last_change < _MARK_DOUBT_S
-    return recent or resume.marks.changing() or resume.copy.doubtful(server_now)
+    return recent or session.resume.copy.doubtful(server_now)
 
 
 def _confirmed(session: Session, confirmed: Confirmed, now: float) -> Actions:

@@ -98,10 +98,6 @@ class PendingMarks:
         marks = self._all((id_, False))
         return marks[-1].kind if marks else None
 
-    def changing(self) -> bool:
-        """Tells whether any unconfirmed mark changes what is shown."""
-        return any(not said.is_ack for said in self.all())
-
     def all(self) -> list[Said]:
         """Returns what is not confirmed, the oldest first."""
         flying = [said for _, frame in sorted(self._flying.items()) for said in frame.values()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from mesh.backoff import full_jitter
-from mesh.errors import DeadlineExceeded, Failure, ResourceExhausted, Unavailable
+from mesh.errors import Cancelled, DeadlineExceeded, Failure, ResourceExhausted, Unavailable
 
 _PENDING = "REQUEST_PENDING"
 
@@ -47,10 +47,13 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worth_repeating(failure: Failure) -> bool:
-    """Tells whether the same request may be accepted later; repeating is safe: its id and its bytes stay the same."""
+    """Tells whether the same request may be accepted later; repeating is safe: its id and its bytes stay the same.
+
+    A call that was cancelled was not cancelled by its caller, who would not be here: a server on its way out did it.
+    """
     if isinstance(failure, ResourceExhausted):
         return failure.retry_delay is not None
-    return isinstance(failure, Unavailable | DeadlineExceeded) or failure.reason == _PENDING
+    return isinstance(failure, Unavailable | DeadlineExceeded | Cancelled) or failure.reason == _PENDING
 
 
 class RetryBudget:

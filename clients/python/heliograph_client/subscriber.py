@@ -251,7 +251,7 @@ class Subscriber:
 
     @property
     def server_unread(self) -> int | None:
-        """The server's number, of its newest head; None before the first."""
+        """The server's number, of its newest head; None before the first. Own marks change it with the next replay."""
         return None if self._session.unread is None else self._session.unread.unread_count
 
     @property

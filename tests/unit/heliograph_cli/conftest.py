@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -14,3 +15,9 @@ def ended_pid() -> int:
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
     process.wait()
     return process.pid
+
+
+@pytest.fixture
+def now() -> float:
+    """Unix time: certificates are compared with the system's clock."""
+    return time.time()

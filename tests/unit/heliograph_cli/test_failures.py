@@ -31,4 +31,6 @@ def test_the_line_has_everything_that_helps() -> None:
         "two\nlines", reason="FIELD_INVALID", violations=[Violation("event.title", "is empty")], retry_delay=1.5
     )
     assert str(of_call(failure)) == ("refused: FIELD_INVALID: two lines (event.title: is empty); try again in 1.5 s")
+    assert str(of_call(errors.Unavailable("nobody there", reason=""))) == "unavailable: nobody there"
+    assert str(of_call(errors.Internal("", reason=""))) == "failed: Internal"
     assert str(CommandFailed("a\n b")) == "a b"

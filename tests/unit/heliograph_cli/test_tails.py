@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from heliograph_cli.tails import SEVERITIES, Alarms, Line, Tail, last_line, parse, show
+from heliograph_cli.tails import SEVERITIES, Alarms, Line, Tail, last_line, parse, show, shrink
 
 WARNING = (
     '{"time":"2026-01-02T03:04:05.678Z","level":"warning","service":"fanout","process":"fanout","event":"lost","n":3}'
@@ -90,3 +90,19 @@ def test_the_last_words_are_plain_text_if_there_is_any(tmp_path: Path) -> None:
     path.write_text('{"level":"error","event":"crashed","why":"a\\nb"}\n')
     assert last_line(path, 0) == "crashed why=b"
     assert last_line(tmp_path / "none.log", 0) == ""
+
+
+def test_a_large_log_is_moved_while_its_writer_goes_on(tmp_path: Path) -> None:
+    """A process that runs for months fills two files of a bounded size, and what follows is still read."""
+    path = tmp_path / "x.log"
+    with path.open("a") as writer:
+        writer.write("long ago\n" * 20)
+        writer.flush()
+        tail = Tail(path)
+        assert not shrink(path, 1000)
+        assert shrink(path, 100)
+        writer.write("now\n")
+    assert path.read_text() == "now\n"
+    assert (tmp_path / "x.log.1").read_text() == "long ago\n" * 20
+    assert [line.event for line in tail.read()] == ["now"]
+    assert not shrink(tmp_path / "none.log", 0)

@@ -310,8 +310,9 @@ async def test_the_standard_services_have_rules_too(run_dir: Path) -> None:
 
 
 async def test_stopping_lets_running_calls_finish(run_dir: Path) -> None:
-    """A call that runs when the server stops is answered; a new one is not taken; an open watch does not hold it up."""
+    """A call that runs when the server stops is answered; a new one is refused; an open watch does not hold it up."""
     arrived, release = asyncio.Event(), asyncio.Event()
+    reasons: list[str] = []
 
     async def say(request: StringValue, context: echo.Context) -> StringValue:
         arrived.set()
@@ -326,18 +327,20 @@ async def test_stopping_lets_running_calls_finish(run_dir: Path) -> None:
         first = asyncio.ensure_future(call(running.say, HI, timeout=10, metadata=metadata))
         await arrived.wait()
         stopping = asyncio.ensure_future(running.server.stop(10.0))
-        assert await watch.code() is grpc.StatusCode.UNAVAILABLE
 
         async def refused() -> bool:
             try:
                 await call(running.say, HI, timeout=0.1, metadata=metadata)
-            except Unavailable:
+            except Unavailable as failure:
+                reasons.append(failure.reason)
                 return True
             except DeadlineExceeded:
                 return False
             return False
 
         await until(refused)
+        assert reasons == ["DRAINING"]
+        assert await watch.code() is grpc.StatusCode.UNAVAILABLE
         assert not stopping.done()
         release.set()
         assert await first == HI

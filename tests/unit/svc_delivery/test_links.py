@@ -252,7 +252,7 @@ async def test_marks_that_pile_up_break_the_link(near: Near, run_dir: Path, monk
         await until(lambda: near.link.is_open)
         for sequence in range(1, 5):
             end.streams[0].send(marks_of(sequence))
-        await until(lambda: len(end.streams) == 2)
+        await until(lambda: len(end.streams) == 2 and near.link.is_open)
         near.marks.gate.set()
         end.streams[1].send(marks_of(1))
         await until(lambda: end.stored == [1])
@@ -358,9 +358,8 @@ async def test_a_bug_in_storing_marks_breaks_the_link_and_not_the_process(near: 
     async with gateway_end(run_dir, "gw-a-0", GatewayEnd()) as end, running(near.link.run):
         await until(lambda: near.link.is_open)
         end.streams[0].send(marks_of(1))
-        await until(lambda: len(end.streams) == 2)
+        await until(lambda: len(end.streams) == 2 and near.link.is_open)
         near.marks.failure = None
-        await until(lambda: near.link.is_open)
         end.streams[1].send(marks_of(1))
         await until(lambda: end.stored == [1])
 

@@ -141,7 +141,7 @@ async def test_a_new_epoch_gets_a_new_link_and_what_was_left(nodes: Nodes, run_d
         nodes.offer("gw-a-0", 2)
         nodes.presence.listed = [NodeAddress("gw-a-0", 2, "")]
         first.takes_batches = True
-        await until(lambda: len(first.streams) == 3)
+        await until(lambda: len(first.opens) == 3)
         assert [opening.node_epoch for opening in first.opens] == [1, 1, 2]
         await until(lambda: events(first)[2:] == [id_of(1), id_of(2)])
 

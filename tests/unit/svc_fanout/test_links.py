@@ -237,7 +237,7 @@ async def test_a_drain_moves_to_a_new_stream_without_losing_a_batch(near: Near, 
 async def test_an_idle_stream_moves_at_once(near: Near, run_dir: Path) -> None:
     """With nothing unanswered the drain frame alone ends the stream."""
     async with delivery_end(run_dir, DeliveryEnd()) as end, running(near.link.run):
-        await until(lambda: len(end.streams) == 1)
+        await until(lambda: near.count("streams") == 1)
         end.streams[0].send(pb.DispatchResponse(drain=pb.DispatchDrain()))
         await until(lambda: len(end.streams) == 2)
         assert end.streams[0].ended

@@ -141,7 +141,6 @@ def test_null_is_refused_even_when_listed() -> None:
         (head(Connection="close"), 426),
         (head(Sec_WebSocket_Key=None), 400),
         (head(Sec_WebSocket_Key="short"), 400),
-        (head(Sec_WebSocket_Version="12"), 400),
         (b"\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),
     ],
@@ -149,6 +148,13 @@ def test_null_is_refused_even_when_listed() -> None:
 def test_what_opens_no_websocket_is_told_why(request_head: bytes, status: int) -> None:
     """Wrong paths, methods, versions and headers get the HTTP status that fits."""
     assert told(answer(request_head, OPTIONS)) == (status, "FIELD_INVALID")
+
+
+def test_another_version_of_the_protocol_is_told_which_one_is_spoken() -> None:
+    """As RFC 6455, section 4.2.2, demands: a client that knows several can come back with that one."""
+    refused = answer(head(Sec_WebSocket_Version="12"), OPTIONS)
+    assert told(refused) == (426, "VERSION_UNSUPPORTED")
+    assert b"\r\nSec-WebSocket-Version: 13\r\n" in refused.response
 
 
 @pytest.mark.parametrize(

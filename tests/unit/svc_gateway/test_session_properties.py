@@ -245,7 +245,7 @@ class SessionWorld(RuleBasedStateMachine):
         return newest
 
 
-SessionWorld.TestCase.settings = settings(max_examples=400, stateful_step_count=30, deadline=None, derandomize=True)
+SessionWorld.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None, derandomize=True)
 TestSessionWorld = SessionWorld.TestCase
 
 

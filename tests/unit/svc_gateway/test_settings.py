@@ -29,6 +29,11 @@ def test_a_node_is_named_once() -> None:
         (["--websocket-listen=0.0.0.0:80"], "websocket_listen"),
         (["--lease-renewal=20"], "lease_renewal"),
         (["--session-limit=0"], "session_limit"),
+        (["--allowed-origins=app.example"], "allowed_origins"),
+        (["--allowed-origins=https://app.example/"], "allowed_origins"),
+        (["--allowed-origins=https://App.example"], "allowed_origins"),
+        (["--allowed-origins=https://app.example,null"], "allowed_origins"),
+        (["--allowed-origins=*"], "allowed_origins"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(flags: list[str], word: str) -> None:
@@ -43,3 +48,9 @@ def test_tokens_are_needed() -> None:
     """Nobody could be let in without keys."""
     with pytest.raises(SettingsError, match="is needed"):
         load(GatewaySettings, [], {})
+
+
+def test_origins_are_given_as_browsers_write_them() -> None:
+    """With a port where it is not the scheme's own, and of any host."""
+    origins = ("https://app.example", "http://localhost:3000", "http://[::1]:8080", "https://xn--bcher-kva.example")
+    assert _load(f"--allowed-origins={','.join(origins)}").allowed_origins == origins

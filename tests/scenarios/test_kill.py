@@ -1,0 +1,114 @@
+"""Any one process is killed under load and started again by `up`: what was answered OK is shown exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from heliograph.type.v1.notification_pb2 import MarkKind, NotificationState
+from mesh.ids import from_text
+from tests.support.apps import Apps
+from tests.support.audience import audience, load
+from tests.support.cluster import Cluster
+from tests.support.ledger import Ledger
+from tests.support.shapes import BOTH, MESH, frozen, name_of, query, running
+from tests.support.wait import until
+
+pytestmark = pytest.mark.timeout(120)
+
+# The promise after any crash is 30 s; the rest is for a machine that is busy.
+_SETTLE_LIMIT_S = 40.0
+_SERVICES = ("ingest", "fanout", "prefs", "presence", "delivery", "gateway-0", "gateway-1")
+_ENVOYS = ("ingest-envoy", "fanout-envoy", "presence-envoy", "delivery-envoy", "gateway-1-envoy", "edge")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """One cluster for all tests here: each leaves everything running again, and has recipients of its own."""
+    async with running(request.param) as cluster:
+        yield cluster
+
+
+async def kill_under_load(cluster: Cluster, victim: str) -> None:
+    """Kills one process while events flow to listeners on both nodes, and judges when all of them were answered."""
+    name, ledger = name_of(cluster, victim), Ledger()
+    recipients = {f"{victim}-r{number}": number % 2 for number in range(6)}
+    async with audience(cluster, ledger, recipients) as listeners:
+        async with load(cluster, ledger, list(recipients)) as events:
+            await events.flows()
+            disturbed = [screen for screen in listeners.screens if screen.node_id == name]
+            before = await cluster.kill(name)
+            after = await cluster.wait_restarted(before)
+            await events.flows()
+        await until(ledger.settled, _SETTLE_LIMIT_S, "everything that was answered OK is shown")
+        await until(lambda: listeners.caught_up, 20.0, "every listener is there")
+    # The fault happened: `up` saw it and counted it.
+    assert after.restart_count == before.restart_count + 1
+    assert f"{name} killed by SIGKILL" in " ".join(cluster.output().split())
+    assert bool(disturbed) == (victim in ("gateway-0", "gateway-1"))
+    assert all(len(screen.sessions) > 1 for screen in disturbed)
+    verdict = ledger.verdict()
+    assert verdict.kept, verdict
+    assert verdict.due >= 80
+    for recipient in recipients:
+        due = {event_id for event_id, audience_ in ledger.accepted.items() if recipient in audience_}
+        items = [item.notification.notification_id for item in await cluster.inbox(recipient)]
+        assert sorted(items) == sorted(set(items))
+        assert set(sorted(due)[-100:]) <= set(items)
+
+
+@pytest.mark.parametrize("victim", _SERVICES)
+async def test_a_killed_service_loses_nothing(cluster: Cluster, victim: str) -> None:
+    """Every service in turn: lost 0, shown twice 0, every row in the list once."""
+    await kill_under_load(cluster, victim)
+
+
+@pytest.mark.parametrize("cluster", [MESH], indirect=True)
+@pytest.mark.parametrize("victim", _ENVOYS)
+async def test_a_killed_sidecar_or_edge_loses_nothing(cluster: Cluster, victim: str) -> None:
+    """What stands between services and before them is no more precious than they are."""
+    await kill_under_load(cluster, victim)
+
+
+async def test_what_delivery_had_no_time_for_is_offered_when_its_follow_up_is_due(cluster: Cluster) -> None:
+    """Killed between row and offer: the next process finds the record and offers it to the open session."""
+    apps = Apps(cluster)
+    async with apps.device("late") as phone, cluster.publisher() as publisher:
+        await phone.ready()
+        # Delivery asks presence between row and offer, so this is where it stands when it is killed.
+        with frozen(cluster, "presence"):
+            receipt = await publisher.publish(category="general", to="late", title="killed in between")
+            id_ = from_text(receipt.event_id)
+            await until(
+                lambda: bool(query(cluster, "inbox.db", "select 1 from inbox where id = ?", id_)),
+                10.0,
+                "the row is durable",
+            )
+            before = await cluster.kill("delivery")
+            assert phone.ids == []
+        await cluster.wait_restarted(before)
+        # The ack window is 10 s, and the record was written when it began.
+        await until(lambda: phone.ids == [receipt.event_id], 40.0, "it is offered")
+        assert phone.closed is None
+        # A live frame says nothing about a state; one of a replay would.
+        assert [notify.state for notify in phone.notifies] == [0]
+        assert len(phone.checkpoints) == 1
+
+
+async def test_an_ack_that_is_said_while_delivery_is_dead_is_stored_by_the_next_one(cluster: Cluster) -> None:
+    """The node keeps it until a process has stored it, and only then the client is told so."""
+    apps = Apps(cluster)
+    async with apps.device("acker") as phone, cluster.publisher() as publisher:
+        await phone.ready()
+        receipt = await publisher.publish(category="general", to="acker", title="acked late")
+        await phone.has(receipt.event_id)
+        with frozen(cluster, "delivery"):
+            number = await phone.mark(MarkKind.MARK_KIND_SEEN, receipt.event_id)
+            before = await cluster.kill("delivery")
+            assert phone.confirmed < number
+        await cluster.wait_restarted(before)
+        await phone.has_confirmed(number)
+    (item,) = (await apps.list_inbox("acker")).items
+    assert item.state == NotificationState.NOTIFICATION_STATE_SEEN

@@ -1,0 +1,125 @@
+"""The SDK against a whole Heliograph: what its unit tests assume of a server is true."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from heliograph_client import Aborted, FileCursorStore, PermissionDenied, Publisher, Subscriber, build_event
+from heliograph_client.values import SubscriberStats
+from tests.support.cluster import Cluster
+from tests.support.wait import until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+async def cluster() -> AsyncIterator[Cluster]:
+    """One cluster for all tests here; each test has recipients of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="hg-"))
+    try:
+        async with Cluster(folder, shape="processes") as running:
+            yield running
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _take(subscriber: Subscriber, count: int) -> list[str]:
+    async with asyncio.timeout(15):
+        return [(await anext(subscriber)).title for _ in range(count)]
+
+
+def _faults(stats: SubscriberStats) -> tuple[int, int, int]:
+    return stats.duplicates_on_wire, stats.mismatches, stats.frames_refused
+
+
+async def test_what_is_queued_arrives_once(cluster: Cluster) -> None:
+    """Five hundred events leave in batches, live ones come in order, the copy equals the inbox, acks are durable."""
+    titles = [f"event {number}" for number in range(500)]
+    async with cluster.publisher() as publisher, cluster.subscriber("ann") as subscriber:
+        await until(lambda: subscriber.stats.checkpoints > 0, 10.0, "the first checkpoint")
+        waiting = [publisher.enqueue(category="general", to="ann", title=title) for title in titles]
+        await asyncio.gather(*waiting)
+        async with asyncio.timeout(15):
+            taken = [await anext(subscriber) for _ in titles]
+        assert sorted(notification.title for notification in taken) == sorted(titles)
+        # A replay in the middle, after some hundred frames, brings what was written and not offered yet.
+        live = [titles.index(notification.title) for notification in taken if not notification.replayed]
+        assert live == sorted(live)
+        await subscriber.settle(limit=15)
+        assert publisher.stats.calls < len(titles) / 10
+        assert _faults(subscriber.stats) == (0, 0, 0)
+        assert subscriber.stats.acks_confirmed == len(titles)
+
+
+async def test_a_device_goes_on_after_a_restart(cluster: Cluster, tmp_path: Path) -> None:
+    """Only what came meanwhile is on the wire again; what was left unread can be marked although it is old."""
+
+    def device() -> Subscriber:
+        url = cluster.running.live_urls[cluster.node(0)]
+        store = FileCursorStore(tmp_path / "bob.state")
+        return Subscriber(url, token=cluster.token("bob"), device_id="laptop", store=store)
+
+    async with cluster.publisher() as publisher:
+        await publisher.publish_batch([build_event(category="general", to="bob", title=f"old {n}") for n in range(5)])
+        async with device() as subscriber:
+            old = await _take(subscriber, 5)
+            await until(lambda: subscriber.stats.checkpoints > 0, 10.0, "a checkpoint")
+            await subscriber.settle()
+        await publisher.publish_batch([build_event(category="general", to="bob", title=f"new {n}") for n in range(3)])
+        async with device() as subscriber:
+            assert sorted(await _take(subscriber, 3)) == ["new 0", "new 1", "new 2"]
+            await until(lambda: subscriber.stats.checkpoints > 0, 10.0, "a checkpoint")
+            oldest = (await cluster.inbox("bob"))[-1].notification
+            assert oldest.content.title in old
+            subscriber.mark_read(oldest.notification_id)
+            await subscriber.settle()
+            assert _faults(subscriber.stats) == (0, 0, 0)
+            assert (subscriber.stats.shown, subscriber.stats.reloads, subscriber.unread) == (3, 0, 7)
+
+
+async def test_devices_agree_on_what_is_unread(cluster: Cluster) -> None:
+    """Read, unread again, hidden: said on one device, true on the other, on another node."""
+    async with (
+        cluster.publisher() as publisher,
+        cluster.subscriber("cleo", device_id="laptop", node=cluster.node(0)) as laptop,
+        cluster.subscriber("cleo", device_id="phone", node=cluster.node(1)) as phone,
+    ):
+        await until(lambda: laptop.stats.checkpoints > 0 and phone.stats.checkpoints > 0, 10.0, "checkpoints")
+        await asyncio.gather(*(publisher.enqueue(category="general", to="cleo", title=str(n)) for n in range(4)))
+        await _take(phone, 4)
+        async with asyncio.timeout(10):
+            first, second, third, _ = [await anext(laptop) for _ in range(4)]
+        laptop.mark_read(first, second)
+        laptop.hide(third)
+        await until(lambda: (laptop.unread, phone.unread) == (1, 1), 10.0, "one unread on both")
+        phone.mark_unread(first)
+        await until(lambda: (laptop.unread, phone.unread) == (2, 2), 10.0, "two unread on both")
+        await asyncio.gather(laptop.settle(), phone.settle())
+        assert _faults(laptop.stats) == _faults(phone.stats) == (0, 0, 0)
+
+
+async def test_one_device_has_one_session(cluster: Cluster) -> None:
+    """The older subscriber stops with a failure that says why; the newer one lives on."""
+    async with cluster.subscriber("dan") as older:
+        await until(lambda: older.stats.checkpoints > 0, 10.0, "the first checkpoint")
+        async with cluster.subscriber("dan") as newer:
+            async with asyncio.timeout(15):
+                with pytest.raises(Aborted, match="SUPERSEDED"):
+                    await anext(older)
+            await cluster.publish("dan", title="for the newer")
+            assert await _take(newer, 1) == ["for the newer"]
+
+
+async def test_a_recipients_token_publishes_nothing(cluster: Cluster) -> None:
+    """The failure arrives with category and reason of the server's."""
+    target = f"unix:{cluster.running.run_dir}/ingest.sock"
+    async with Publisher(target, token=cluster.token("eve")) as publisher:
+        with pytest.raises(PermissionDenied) as raised:
+            await publisher.publish(category="general", to="eve", title="hi")
+    assert raised.value.reason == "CALLER_NOT_ALLOWED"
