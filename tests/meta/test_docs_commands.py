@@ -64,7 +64,7 @@ def test_a_wrong_command_line_is_noticed() -> None:
     """An unknown command, an unknown option and a missing argument are each found."""
     assert _fault("fly alice") == "no command fly"
     assert "--loud" in _fault("listen alice --loud")
-    assert _fault("publish Hello") != ""
+    assert _fault("publish --to alice") != ""
 
 
 def test_targets_of_make_exist() -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(90)
 
 async def test_wishes_are_changed_from_the_command_line(run_dir: Path) -> None:
     """Mutes and subscriptions are set, shown and taken back; what may not be muted is refused by name."""
-    async with _cluster(run_dir) as cluster:
+    async with Cluster(run_dir, shape="processes") as cluster:
         _, output, _ = await cluster.run("prefs", "mute", "alice", "--category", "billing", "--for", "2h")
         assert ["billing", "any"] in [line.split()[:2] for line in output.splitlines()]
         _, output, _ = await cluster.run("prefs", "mute", "alice", "--topic", "repo/heliograph")

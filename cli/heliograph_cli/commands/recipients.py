@@ -82,7 +82,7 @@ def listen(
         device_id=device, node=node, as_json=as_json, ack=ack, read=read, count=count, forget=anew, quiet=quiet
     )
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(listening.listen(_acting(recipient, tenant), _reach(state_dir, edge, ca, token), how))
+        asyncio.run(listening.listen(acting(recipient, tenant), reaching(state_dir, edge, ca, token), how))
 
 
 def inbox(
