@@ -1,7 +1,8 @@
 """Finds out where recipients are, and hands what is new to the links of their gateway nodes.
 
 Path step 6: write, then look; one look-up for everything that waits. One loop, so the order of rows is the order of
-offers. "Presence does not answer" is not "absent": then nothing is offered, and the follow-up decides.
+offers. "Presence does not answer" is not "absent": it is asked again a few times, then nothing is offered and the
+follow-up decides.
 
 Must not wait for a node, and must not hold what it cannot hand on: rows are durable, replays and follow-ups bring them.
 """
@@ -25,6 +26,8 @@ _LOOK_UP_KEYS = 4_000
 _LARGEST_LOOK_UP = 5_000
 # Contents are 16 KiB at most; the bound on recipients alone would let a presence that hangs fill memory.
 _LARGEST_BYTES = 64 * 1024 * 1024
+# A restart of presence or a cut connection is over within seconds; the follow-up would come after ten.
+_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 class Offers:
@@ -39,6 +42,7 @@ class Offers:
         metrics: Metrics,
         limit: int,
         byte_limit: int = _LARGEST_BYTES,
+        pauses: Sequence[float] = _PAUSES,
     ) -> None:
         """Connects the queue.
 
@@ -49,6 +53,7 @@ class Offers:
             metrics: counts.
             limit: recipients that may wait; more are not offered.
             byte_limit: bytes of content that may wait.
+            pauses: seconds before presence is asked again, one after the other.
         """
         self._presence = presence
         self._nodes = nodes
@@ -56,6 +61,7 @@ class Offers:
         self._metrics = metrics
         self._limit = limit
         self._byte_limit = byte_limit
+        self._pauses = pauses
         self._log = logger()
         self._offers: deque[Offer] = deque()
         self._changes: deque[gateway_service_pb2.Change] = deque()
@@ -104,15 +110,24 @@ class Offers:
             offers, changes, count = self._take()
             keys = {key for offer in offers for key in offer.recipient_keys}
             keys.update(change.recipient_key for change in changes)
-            try:
-                found = await self._look_up(list(keys))
-            except Failure as failure:
-                self._metrics.presence_failures.inc()
+            found = await self._find(list(keys))
+            if found is None:
                 self._metrics.not_offered.inc(len(keys))
-                self._log.warning("presence_not_asked", reason=failure.reason, error=failure.message)
             else:
                 self._hand_on(offers, changes, found)
             self._waiting -= count
+
+    async def _find(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]] | None:
+        """Returns where recipients are; None when presence does not answer for good."""
+        for pause in (*self._pauses, None):
+            try:
+                return await self._look_up(keys)
+            except Failure as failure:
+                self._metrics.presence_failures.inc()
+                self._log.warning("presence_not_asked", reason=failure.reason, error=failure.message)
+            if pause is not None:
+                await asyncio.sleep(pause)
+        return None
 
     def _take(self) -> tuple[list[Offer], list[gateway_service_pb2.Change], int]:
         offers: list[Offer] = []

@@ -34,6 +34,7 @@ class InProcessPresence:
         where: node ids of each recipient that is connected.
         listed: the nodes with a live lease.
         failure: raised instead of any answer, until it is taken away.
+        fail_times: so many look-ups raise it, then it is taken away; None: no end.
         looked_up: the keys of each look-up.
         gate: a look-up waits until it is set.
     """
@@ -42,6 +43,7 @@ class InProcessPresence:
         self.where: dict[str, Sequence[str]] = {}
         self.listed: list[NodeAddress] = []
         self.failure: Failure | None = None
+        self.fail_times: int | None = None
         self.looked_up: list[list[str]] = []
         self.listings = 0
         self.gate = asyncio.Event()
@@ -51,8 +53,11 @@ class InProcessPresence:
         """See the port."""
         self.looked_up.append(list(recipient_keys))
         await self.gate.wait()
-        if self.failure is not None:
-            raise self.failure
+        if (failure := self.failure) is not None:
+            if self.fail_times is not None:
+                self.fail_times -= 1
+                self.failure = failure if self.fail_times else None
+            raise failure
         return {key: self.where[key] for key in recipient_keys if key in self.where}
 
     async def nodes(self) -> Sequence[NodeAddress]:

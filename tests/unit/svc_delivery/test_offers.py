@@ -36,6 +36,7 @@ class Case:
             metrics=Metrics(self.telemetry),
             limit=limit,
             byte_limit=byte_limit,
+            pauses=(0.0,),
         )
 
     def count(self, name: str) -> float:
@@ -138,11 +139,25 @@ async def test_a_presence_that_does_not_answer_offers_nothing_and_settles_nothin
     await case.handed_on()
     assert case.nodes.offered == []
     assert not case.is_settled("acme/b", 1)
-    assert (case.count("presence_failures_total"), case.count("not_offered_total")) == (1, 2)
+    assert (case.count("presence_failures_total"), case.count("not_offered_total")) == (2, 2)
     case.presence.failure = None
     case.offers.add([offer(2, "acme/a")])
     await case.handed_on()
     assert offered(case.nodes) == [("n1", id_of(2), ["acme/a"])]
+
+
+async def test_a_presence_that_comes_back_is_asked_again(case: Case) -> None:
+    """What was on its way when presence failed is offered with the next answer, not with the follow-up."""
+    case.presence.where = {"acme/a": ("n1",)}
+    case.presence.failure = Unavailable("no presence", reason="PEER_UNAVAILABLE")
+    case.presence.gate.clear()
+    case.offers.add([offer(1, "acme/a")])
+    await until(lambda: len(case.presence.looked_up) == 1)
+    case.presence.fail_times = 1
+    case.presence.gate.set()
+    await case.handed_on()
+    assert offered(case.nodes) == [("n1", id_of(1), ["acme/a"])]
+    assert (case.count("presence_failures_total"), case.count("not_offered_total")) == (1, 0)
 
 
 async def test_what_a_node_does_not_take_is_counted(case: Case) -> None:
