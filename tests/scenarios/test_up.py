@@ -15,6 +15,8 @@ from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(90)
 
+_LANES = ("high", "normal", "bulk", "slices-high", "slices-normal", "slices-bulk")
+
 
 async def test_wishes_are_changed_from_the_command_line(run_dir: Path) -> None:
     """Mutes and subscriptions are set, shown and taken back; what may not be muted is refused by name."""
@@ -75,7 +77,7 @@ async def _use_as_recipient(cluster: Cluster, event_id: str) -> None:
 
 async def _use_as_operator(cluster: Cluster) -> None:
     _, output, _ = await cluster.run("lag")
-    assert [line.split()[0] for line in output.splitlines()] == ["LANE", "high", "normal", "bulk"]
+    assert [line.split()[0] for line in output.splitlines()] == ["LANE", *_LANES]
     _, output, _ = await cluster.run("nodes")
     assert [line.split()[:2] for line in output.splitlines()[1:]] == [
         [cluster.node(0), "serving"],
