@@ -36,6 +36,8 @@ from svc_gateway.host import Form, Host
 # Any: the frames are bytes, which the generated types do not know.
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
+# Streams beyond the sessions of a node: before hello, superseded, and such that do not read their end.
+OTHER_STREAMS = 256
 _FORWARDED_HEADER = "x-forwarded-for"
 _RECIPIENT = "recipient"
 _NORMAL, _ABNORMAL, _INTERNAL_ERROR = 1000, 1006, 1011

@@ -1,4 +1,4 @@
-"""A WebSocket echo server on the gateway's connection class, as a process: `python -m tests.support.websocket_echo`.
+"""A WebSocket echo server on the gateway's own connection class: `python -m tests.support.websocket_echo`.
 
 It prints the port it listens on and serves until its input ends. Must not be used for anything but the protocol: no
 subprotocol is asked for, and messages may be as large as the conformance cases send them.
