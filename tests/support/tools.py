@@ -62,7 +62,7 @@ def _build(tool: Tool, program: Path, environ: Mapping[str, str]) -> None:
     go = shutil.which("go", path=environ.get("PATH"))
     if go is None:
         raise ToolMissing(
-            f"{tool.name} {tool.version} is built with Go, which is not here: put Go 1.24 or newer on PATH"
+            f"{tool.name} {tool.version} is built with Go, which is not here: put Go 1.26 or newer on PATH"
         )
     program.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place, so that two runs at once each build their own and the last rename wins.
