@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
 import grpc.aio
+import pytest
 
 from heliograph.access.v1 import access_pb2
 from heliograph.gateway.v1 import client_service_pb2, client_service_pb2_grpc
+from mesh import status
 from mesh.access import read_access
 from mesh.clock import SystemClock
+from mesh.errors import Unavailable
 from mesh.identity import CALLER_HEADER
 from mesh.server import Server
 from mesh.telemetry import Telemetry
@@ -65,7 +68,7 @@ class _Failing:
 
 
 @contextlib.asynccontextmanager
-async def _serving(run_dir: Path, host: _Failing) -> AsyncIterator[str]:
+async def _serving(run_dir: Path, host: _Failing, admit: Callable[[], float] | None = None) -> AsyncIterator[str]:
     """Serves streams to a host; returns where."""
     service = client_service_pb2.DESCRIPTOR.services_by_name["ClientService"]
     streams = ClientStreams(
@@ -74,6 +77,7 @@ async def _serving(run_dir: Path, host: _Failing) -> AsyncIterator[str]:
         node_id="gw-0",
         draining=lambda: False,
         counted=lambda _: None,
+        admit=admit,
     )
     path = run_dir / "gw-0.sock"
     server = Server(
@@ -133,3 +137,18 @@ async def test_a_host_that_fails_while_a_stream_drains_ends_it(run_dir: Path) ->
                 pass
         assert await _status(call) is grpc.StatusCode.INTERNAL
         assert host.codes == [1011]
+
+
+async def test_who_comes_too_early_is_told_when_to_come_again(run_dir: Path) -> None:
+    """Before anything is read of the stream, and the host never hears of it."""
+    host, delays = _Failing(), [1.5, 0.0]
+    async with _serving(run_dir, host, lambda: delays.pop(0)) as target, raw_streams(target, EDGE) as open_one:
+        early = open_one()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await early.read()
+        failure = status.from_call(raised.value)
+        assert (type(failure), failure.reason, failure.retry_delay) == (Unavailable, "OVERLOADED", 1.5)
+        assert host.turns == []
+        later = open_one()
+        await later.write(b"hello")
+        assert await later.read() == b"hello"
