@@ -67,11 +67,11 @@ scenarios: $(READY) ## the scenarios; SHAPE=loop, processes or mesh
 wheel-test: $(READY) ## build the wheel and run the unit tests on it as installed
 	@$(BIN)/python .ci/wheel.py $(ARGS)
 
-docs: $(READY) ## rebuild the generated pages
-	@$(BIN)/python docs/build.py
+docs: $(READY) ## rebuild the generated pages, and the site in build/site
+	@$(BIN)/python docs/build.py && $(BIN)/python docs/website.py
 
-docs-check: $(READY) ## fail when a generated page is stale
-	@$(BIN)/python docs/build.py --check
+docs-check: $(READY) ## fail when a generated page is stale or the site has a broken link
+	@$(BIN)/python docs/build.py --check && $(BIN)/python docs/website.py --check
 
 bench: $(READY) ## the benchmarks
 	@$(BIN)/python bench/e2e.py $(ARGS)

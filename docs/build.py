@@ -1,4 +1,4 @@
-"""Builds the pages that are made from something else: the index of decisions, the settings and the limits.
+"""Builds the pages that are made from something else: decisions, settings, limits, metrics, OpenAPI and AsyncAPI.
 
     python docs/build.py           write them
     python docs/build.py --check   change nothing; fail, naming each page that is stale
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from docs import asyncapi, metrics, openapi
 from mesh.envoy.topology import load_topology
 from mesh.settings import ServiceSettings, document
 from svc_delivery import core as delivery
@@ -255,6 +256,9 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "adr/README.md": decisions_page,
     "config.md": settings_page,
     "limits.md": limits_page,
+    "metrics.md": lambda: metrics.page(SERVICES),
+    "openapi.json": openapi.page,
+    "asyncapi.json": asyncapi.page,
 }
 
 
@@ -277,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not check:
             for name in pages:
                 (DOCS / name).write_text(PAGES[name](), encoding="utf-8")
-    except PageError as error:
+    except (PageError, LookupError) as error:
         print(error, file=sys.stderr)
         return 1
     if check and pages:

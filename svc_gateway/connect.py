@@ -36,6 +36,8 @@ from svc_gateway.host import Form, Host
 # Any: the frames are bytes, which the generated types do not know.
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
+# Streams beyond the sessions of a node: before hello, superseded, and such that do not read their end.
+OTHER_STREAMS = 256
 _FORWARDED_HEADER = "x-forwarded-for"
 _RECIPIENT = "recipient"
 _NORMAL, _ABNORMAL, _INTERNAL_ERROR = 1000, 1006, 1011
@@ -243,6 +245,7 @@ class ClientStreams(pb_grpc.ClientServiceServicer):
         node_id: str,
         draining: Callable[[], bool],
         counted: Callable[[int], None],
+        admit: Callable[[], float] | None = None,
     ) -> None:
         """Serves nobody yet.
 
@@ -252,6 +255,8 @@ class ClientStreams(pb_grpc.ClientServiceServicer):
             node_id: said to each client first.
             draining: no more streams are taken.
             counted: told how many streams are open whenever that changes.
+            admit: asked for each stream; returns 0, or in how many seconds it may come again: it is refused then,
+                before anything is read of it.
         """
         self.count = 0
         self._host = host
@@ -259,6 +264,7 @@ class ClientStreams(pb_grpc.ClientServiceServicer):
         self._marker = ((STREAM_HEADER, node_id),)
         self._draining = draining
         self._counted = counted
+        self._admission = admit
         # Any: the stub's callback type is a class that no function can be.
         self._over: Any = lambda _: self._count(-1)
 
@@ -287,7 +293,9 @@ class ClientStreams(pb_grpc.ClientServiceServicer):
         delay = self._options.retry_delay
         if self._draining():
             raise answers.node_draining(delay)
-        if self.count >= self._options.stream_limit:
+        if self.count < self._options.stream_limit:
+            delay = 0.0 if self._admission is None else self._admission()
+        if delay:
             raise status_of(CloseCode.OVERLOADED, "OVERLOADED", delay)
 
     def _count(self, change: int) -> None:

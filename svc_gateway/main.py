@@ -19,7 +19,7 @@ from mesh.server import Server
 from mesh.telemetry import path_tracer
 from mesh.tokens import TokenVerifier
 from svc_gateway.auth import FrontDesk
-from svc_gateway.connect import ClientStreams, StreamOptions
+from svc_gateway.connect import OTHER_STREAMS, ClientStreams, StreamOptions
 from svc_gateway.decisions import Limits
 from svc_gateway.drain import Drain
 from svc_gateway.host import ClientConnection
@@ -38,8 +38,6 @@ from svc_gateway.worker import InboxWorker, PresenceWorker, run_clock
 
 # Files that are no sessions: links, calls, logs, the listener.
 _OTHER_FILES = 256
-# Streams beyond the sessions: before hello, superseded, and such that do not read their end.
-_OTHER_STREAMS = 256
 # The part of the drain limit that sessions are given; the rest is for closing those that did not leave.
 _GRACE_OF_LIMIT = 0.6
 
@@ -91,7 +89,7 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
     )
     streams = ClientStreams(
         host=gateway,
-        options=StreamOptions(stream_limit=session_limit + _OTHER_STREAMS, retry_delay=settings.drain_grace),
+        options=StreamOptions(stream_limit=session_limit + OTHER_STREAMS, retry_delay=settings.drain_grace),
         node_id=settings.node_id,
         draining=lambda: desk.draining,
         counted=metrics.streams.set,

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import msgspec
+
 from heliograph.ingest.v1 import ingest_service_pb2
 from heliograph.type.v1 import notification_pb2
 from mesh.backoff import dither
@@ -92,7 +94,7 @@ class Gate:
         """Takes new readings; how long appends take, the gate knows itself."""
         now = self._clock.monotonic()
         self._append_s = self._appends.median(now)
-        self._controller.take(Signals(signals.waits, signals.backlogs, self._append_s, signals.loop_lag), now)
+        self._controller.take(msgspec.structs.replace(signals, append=self._append_s), now)
 
     def check_time(self, left: float | None) -> None:
         """Refuses a call whose deadline has passed, or will before an append can be done.

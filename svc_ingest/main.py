@@ -90,7 +90,8 @@ def wire(app: App, settings: IngestSettings) -> None:
     app.on_drain("calls", lambda: server.stop(settings.drain_limit))
     app.on_ready(server.set_serving)
     app.supervise("sweep", Sweep(log=log, lanes=lanes, clock=app.clock, metrics=metrics).run)
-    app.supervise("watch", Watch(gate=gate, lanes=lanes, clock=app.clock, metrics=metrics).run)
+    watch = Watch(gate=gate, lanes=lanes, count_calls=server.count_calls, clock=app.clock, metrics=metrics)
+    app.supervise("watch", watch.run)
 
 
 def limits_of(settings: IngestSettings) -> Limits:
@@ -100,6 +101,7 @@ def limits_of(settings: IngestSettings) -> Limits:
         backlog=settings.backlog_limit,
         append=settings.append_limit,
         loop_lag=settings.loop_lag_limit,
+        call=settings.call_limit,
         in_flight=settings.in_flight_limit,
     )
 

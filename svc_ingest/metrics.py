@@ -50,6 +50,9 @@ class Metrics:
             "overload_level", "Who is refused for overload: 0 nobody, 1 bulk, 2 normal too, 3 high too."
         ).set
         self._in_flight = telemetry.gauge("in_flight_events", "Events being worked on.").set
+        self._open_calls = telemetry.gauge(
+            "open_calls", "Calls that have arrived and are not answered, those included that nobody has taken up yet."
+        ).set
         self._backlog = telemetry.gauge("lane_backlog_records", "Records that fanout has not finished.", ["lane"])
         self._wait = telemetry.gauge(
             "lane_wait_seconds", "How long a record that is appended now will wait, as ingest reckons.", ["lane"]
@@ -93,9 +96,10 @@ class Metrics:
         self._backlog.labels(lane).set(record_count)
         self._wait.labels(lane).set(wait_s)
 
-    def show_load(self, level: int, in_flight: int) -> None:
+    def show_load(self, level: int, in_flight: int, open_calls: int) -> None:
         """Shows who is refused, and how much is being worked on."""
         self._level(level)
+        self._open_calls(open_calls)
         self._in_flight(in_flight)
 
     def sweep(self, store: str, count: int) -> None:

@@ -27,6 +27,9 @@ _KEEPS_UP_S: Final = 1.0
 _STILL_S: Final = 5.0
 # Rates are those of the last few seconds.
 _RATE_S: Final = 2.0
+_CALL_RATE_S: Final = 1.0
+# Fewer open calls are no queue, however long they take.
+_QUEUE: Final = 20
 
 _APPEND_MEMORY_S: Final = 5.0
 _APPEND_SAMPLES: Final = 256
@@ -49,14 +52,16 @@ class Limits(msgspec.Struct, frozen=True):
         backlog: records that a lane holds unfinished.
         append: seconds that an append takes, in the median of the last ones.
         loop_lag: seconds that the event loop wakes up late, at its best in half a second.
+        call: seconds from the arrival of a call to its answer.
         in_flight: events being worked on in this process.
     """
 
     wait: float = 5.0
     backlog: int = 1_000_000
-    append: float = 0.5
-    loop_lag: float = 0.2
-    in_flight: int = 10_000
+    append: float = 0.2
+    loop_lag: float = 0.1
+    call: float = 0.5
+    in_flight: int = 4_000
 
 
 class Signals(msgspec.Struct, frozen=True):
@@ -67,12 +72,14 @@ class Signals(msgspec.Struct, frozen=True):
         backlogs: by lane, records unfinished.
         append: seconds, the median of the last appends.
         loop_lag: seconds.
+        call: seconds that a call which arrives now will take.
     """
 
     waits: Mapping[str, float] = {}
     backlogs: Mapping[str, int] = {}
     append: float = 0.0
     loop_lag: float = 0.0
+    call: float = 0.0
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -96,6 +103,7 @@ _WAITS: Final = {"high": _Shares(0.2, 0.4, 2.0), "normal": _Shares(0.4, 1.0), "b
 _BACKLOGS: Final = {"high": _Shares(0.5, 0.8, 1.0), "normal": _Shares(0.5, 1.0), "bulk": _Shares(1.0)}
 _APPEND: Final = _Shares(0.5, 1.0, 4.0)
 _LOOP_LAG: Final = _Shares(0.5, 1.0, 5.0)
+_CALL: Final = _Shares(0.5, 1.0, 4.0)
 _IN_FLIGHT: Final = {Level.BULK: 0.5, Level.NORMAL: 0.8, Level.HIGH: 1.0}
 
 
@@ -122,6 +130,7 @@ def _readings(signals: Signals, limits: Limits) -> Iterator[tuple[str, float, fl
         yield f"backlog of lane {lane}", count, limits.backlog, _BACKLOGS[lane]
     yield "appends take long", signals.append, limits.append, _APPEND
     yield "event loop is late", signals.loop_lag, limits.loop_lag, _LOOP_LAG
+    yield "calls queue up", signals.call, limits.call, _CALL
 
 
 class Controller:
@@ -230,6 +239,36 @@ class Wait:
         if not self._record_count or self._age < _KEEPS_UP_S or now - self._moved_time > _STILL_S or not self._moved:
             return 0.0
         return self._record_count * self._busy / self._moved
+
+
+class CallTime:
+    """Tells how long a call that arrives now will take: the open ones, divided by the rate at which calls end."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._time = 0.0
+        self._open = 0
+        self._ended = 0
+        # Ended calls and the seconds they took, both fading.
+        self._done = 0.0
+        self._busy = 0.0
+
+    def take(self, *, arrived: int, ended: int, now: float) -> None:
+        """Takes a look at the server's counts.
+
+        Args:
+            arrived: calls since the start.
+            ended: those of them that are over.
+            now: monotonic seconds.
+        """
+        elapsed, done = now - self._time, ended - self._ended
+        if done or self._open:
+            fading = math.exp(-elapsed / _CALL_RATE_S)
+            self._done = self._done * fading + done
+            self._busy = self._busy * fading + elapsed
+        self._time, self._open, self._ended = now, arrived - ended, ended
+        queued = self._open >= _QUEUE and self._done
+        self.seconds = self._open * self._busy / self._done if queued else 0.0
 
 
 class AppendTimes:

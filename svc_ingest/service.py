@@ -15,6 +15,7 @@ import grpc.aio
 import msgspec
 
 from heliograph.ingest.v1 import ingest_service_pb2, ingest_service_pb2_grpc
+from heliograph.type.v1 import refusal_pb2
 from mesh import context as calls
 from mesh.clock import Clock
 from mesh.errors import Failure, Unavailable, describe
@@ -114,10 +115,16 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         """Accepts several events, each judged by itself."""
         core.check_batch(len(request.requests))
         response = ingest_service_pb2.BatchPublishResponse()
+        # Under overload hundreds of items share one refusal.
+        described: dict[int, refusal_pb2.Refusal] = {}
         for outcome in await self._publish(request.requests):
             result = response.results.add()
             if isinstance(outcome, Failure):
-                describe(outcome, result.refused)
+                known = described.get(id(outcome))
+                if known is None:
+                    described[id(outcome)] = describe(outcome, result.refused)
+                else:
+                    result.refused.CopyFrom(known)
             else:
                 record.fill_answer(result.accepted, outcome)
         return response

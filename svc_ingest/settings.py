@@ -42,17 +42,22 @@ class IngestSettings(ServiceSettings):
         description="overload: events that a lane may hold unfinished, while fanout is away as well; at least 1",
     )
     append_limit: Annotated[float, Field(gt=0.0, le=60.0)] = Field(
-        0.5,
+        0.2,
         description="overload: seconds that an append may take, in the median, before normal events are refused; bulk "
         "from 0.5 of it, high from 4 times it; above 0 to 60",
     )
     loop_lag_limit: Annotated[float, Field(gt=0.0, le=60.0)] = Field(
-        0.2,
+        0.1,
         description="overload: seconds that the event loop may be late, at its best in half a second, before normal "
         "events are refused; bulk from 0.5 of it, high from 5 times it; above 0 to 60",
     )
+    call_limit: Annotated[float, Field(gt=0.0, le=60.0)] = Field(
+        0.5,
+        description="overload: seconds from the arrival of a call to its answer, while calls queue up, before normal "
+        "events are refused; bulk from 0.5 of it, high from 4 times it; above 0 to 60",
+    )
     in_flight_limit: Annotated[int, Field(ge=1)] = Field(
-        10_000,
+        4_000,
         description="overload: events being worked on at once in this process; bulk is refused from 0.5 of it, normal "
         "from 0.8; at least 1",
     )

@@ -1,22 +1,23 @@
 """Takes the readings that say whether this process, or those behind it, have too much to do. Must not decide anything.
 
-Five times a second: what waits in the lanes, and how late the event loop is.
+Five times a second: what waits in the lanes, how late the event loop is, and how many calls are open.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mesh.clock import Clock
 from mesh.errors import Unavailable
 from mesh.lanes import LaneWriter
+from mesh.server import CallCount
 from mesh.telemetry import logger
 from svc_ingest.gate import Gate
 from svc_ingest.metrics import Metrics
-from svc_ingest.overload import Signals, Wait
+from svc_ingest.overload import CallTime, Signals, Wait
 
 _ROUND_S: Final = 0.2
 # The least of so many: one late round is a hiccup, all of them are load.
@@ -30,13 +31,24 @@ class Watch:
     Args:
         gate: what is told.
         lanes: the writing ends by name, open.
+        count_calls: of the server.
         clock: its monotonic time.
         metrics: where readings are shown.
     """
 
-    def __init__(self, *, gate: Gate, lanes: Mapping[str, LaneWriter], clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        lanes: Mapping[str, LaneWriter],
+        count_calls: Callable[[], CallCount],
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
         self._gate = gate
         self._lanes = lanes
+        self._count_calls = count_calls
+        self._call_time = CallTime()
         self._clock = clock
         self._metrics = metrics
         self._waits = {name: Wait() for name in lanes}
@@ -76,9 +88,12 @@ class Watch:
             )
             backlogs[name], waits[name] = backlog.record_count, wait.seconds
             self._metrics.show_lane(name, backlog.record_count, wait.seconds)
+        calls = self._count_calls()
+        self._call_time.take(arrived=calls.arrived, ended=calls.ended, now=self._clock.monotonic())
         before = self._gate.level
-        self._gate.take(Signals(waits=waits, backlogs=backlogs, loop_lag=min(self._lags)))
-        self._metrics.show_load(self._gate.level, self._gate.in_flight)
+        signals = Signals(waits=waits, backlogs=backlogs, loop_lag=min(self._lags), call=self._call_time.seconds)
+        self._gate.take(signals)
+        self._metrics.show_load(self._gate.level, self._gate.in_flight, calls.arrived - calls.ended)
         if self._gate.level != before:
             logger().warning("overload_level", level=self._gate.level.name.lower(), cause=self._gate.cause, waits=waits)
 

@@ -39,6 +39,7 @@ _BUFFER = "envoy.filters.http.buffer"
 _TRANSCODER = "envoy.filters.http.grpc_json_transcoder"
 _RATE = "envoy.filters.http.local_ratelimit"
 _RATE_MESSAGE = "extensions.filters.http.local_ratelimit.v3.LocalRateLimit"
+_OFF = "config.route.v3.FilterConfig"
 _REMEMBERED_ADDRESSES = 10_000
 # Headers by which the parts of the mesh speak to each other, and Envoy to itself.
 _OWN_HEADERS = ("x-heliograph-", "x-envoy-", "x-forwarded-client-cert")
@@ -207,13 +208,19 @@ def _virtual_host(topology: Topology, contract: Contract) -> Piece:
         "routes": [
             _websocket_route(topology),
             *(_method_route(topology, service, method) for service, method in open_methods(topology, contract)),
-            {"match": {"prefix": "/"}, "direct_response": denial(404, "nothing is served at this path")},
+            # At once, and not when a stream that never ends has come in whole.
+            {**_nowhere(grpc={}), "typed_per_filter_config": {_BUFFER: any_of(_OFF, disabled=True)}},
+            _nowhere(),
         ],
     }
 
 
+def _nowhere(**match: Piece) -> Piece:
+    return {"match": {"prefix": "/", **match}, "direct_response": denial(404, "nothing is served at this path")}
+
+
 def _websocket_route(topology: Topology) -> Piece:
-    off = any_of("config.route.v3.FilterConfig", disabled=True)
+    off = any_of(_OFF, disabled=True)
     # A node that answers 503 has not taken the session: another one may.
     retry = retry_unsent(also="retriable-status-codes", codes=[503])
     return {
@@ -244,7 +251,7 @@ def _method_route(topology: Topology, service: str, method: Method) -> Piece:
         # A call opens a session, and costs as much as an opening handshake.
         rate = rates.websocket
     prefix = method.path.rpartition("/")[2].lower()
-    off = any_of("config.route.v3.FilterConfig", disabled=True)
+    off = any_of(_OFF, disabled=True)
     common: Piece = {
         "match": {"path": method.path},
         "typed_per_filter_config": {_BUFFER: off, _RATE: _rate(prefix, rate)},

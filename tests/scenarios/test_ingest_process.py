@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,16 +32,16 @@ DEMO = (("x-heliograph-caller", "producer/acme/demo"),)
 START_S = 20.0
 
 
-def arguments(folder: Path, **files: Path) -> list[str]:
+def arguments(folder: Path, **settings: Path | int) -> list[str]:
     """The command line of an ingest with everything in one folder."""
-    paths = {
+    values = {
         "run-dir": folder,
         "data-dir": folder,
         "categories-file": ROOT / "deploy" / "categories.toml",
         "producers-file": ROOT / "deploy" / "producers.example.toml",
-        **{name.replace("_", "-"): path for name, path in files.items()},
+        **{name.replace("_", "-"): value for name, value in settings.items()},
     }
-    flags = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     return ["-m", "svc_ingest", "--direct", *flags]
 
 
@@ -94,9 +95,9 @@ class Running:
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Running]:
+async def running(folder: Path, **settings: Path | int) -> AsyncIterator[Running]:
     """An ingest that is ready; whatever is left of it is killed afterwards."""
-    process = await spawn(arguments(folder))
+    process = await spawn(arguments(folder, **settings))
     assert process.stderr is not None
     # Read all the time: a full pipe would stop the process.
     logs = asyncio.ensure_future(process.stderr.read())
@@ -198,6 +199,72 @@ async def test_callers_and_mistakes_are_refused_over_the_wire(run_dir: Path) -> 
     assert len(await event_ids(run_dir)) == 2
 
 
+QUOTAS = """
+[producers."acme/demo"]
+categories = ["*"]
+priorities = ["normal"]
+quota = { events_per_second = 0.01, burst = 2 }
+[producers."acme/nothing"]
+categories = ["*"]
+priorities = ["normal"]
+quota = { events_per_second = 0 }
+[producers."acme/free"]
+categories = ["*"]
+priorities = ["normal"]
+"""
+
+
+async def test_quotas_are_kept_over_the_wire(run_dir: Path) -> None:
+    """Used up: with a delay; zero: without one and in clear words. A neighbour goes on, and repeats are answered."""
+    file = run_dir / "producers.toml"
+    file.write_text(QUOTAS, encoding="utf-8")
+    async with running(run_dir, producers_file=file) as service:
+        first = publish_request("1", id_=timed_id(1))
+        accepted = [await service.publish(first), await service.publish(publish_request("2", id_=timed_id(2)))]
+        third = publish_request("3", id_=timed_id(3))
+        with pytest.raises(Failure) as used_up:
+            await service.publish(third)
+        assert (used_up.value.code, used_up.value.reason) == (8, "QUOTA_EXCEEDED")
+        assert 50 < (used_up.value.retry_delay or 0.0) < 101
+        assert (await service.publish(first)).event_id == accepted[0].event_id
+        with pytest.raises(Failure) as nothing:
+            await service.publish(third, (("x-heliograph-caller", "producer/acme/nothing"),))
+        assert (nothing.value.code, nothing.value.reason, nothing.value.retry_delay) == (8, "QUOTA_EXCEEDED", None)
+        assert "nothing may be published" in nothing.value.message
+        free = (("x-heliograph-caller", "producer/acme/free"),)
+        accepted += [await service.publish(publish_request(str(number)), free) for number in range(20)]
+    assert await event_ids(run_dir) == [answer.event_id for answer in accepted]
+
+
+async def test_more_than_there_is_room_for_is_shed_by_priority(run_dir: Path) -> None:
+    """A flood of bulk over the wire: high goes through whole, bulk is refused with a delay, then all is as before."""
+    bulk = ingest_service_pb2.BatchPublishRequest(
+        requests=[publish_request("b", to=[f"r{n}"], category="newsletter") for n in range(500)]
+    )
+    # The other limits are out of the way: how slow the machine is must not matter.
+    async with running(run_dir, in_flight_limit=1_000, call_limit=60, loop_lag_limit=60, append_limit=60) as service:
+
+        async def flood() -> Counter[str]:
+            response = await service.stub.BatchPublish(bulk, metadata=DEMO, timeout=30)
+            refusals = [result.refused for result in response.results if result.HasField("refused")]
+            assert all(refusal.HasField("retry_delay") for refusal in refusals)
+            return Counter(result.refused.reason or "accepted" for result in response.results)
+
+        calls = [asyncio.ensure_future(flood()) for _ in range(60)]
+        high = [await service.publish(publish_request("h", category="security")) for _ in range(20)]
+        found = sum(await asyncio.gather(*calls), Counter[str]())
+        assert set(found) == {"accepted", "OVERLOADED"}
+        assert found.total() == 60 * 500
+        assert len({answer.event_id for answer in high}) == 20
+
+        async def everybody_is_let_in() -> bool:
+            return (await flood()) == Counter(accepted=500)
+
+        await until(everybody_is_let_in, 20, "bulk is let in again")
+    assert len(await read_lane(run_dir, "high")) == 20
+    assert len(await read_lane(run_dir, "bulk")) >= found["accepted"]
+
+
 async def test_the_configuration_can_be_checked(run_dir: Path) -> None:
     """Without starting anything."""
     code, out, errors = await outcome([*arguments(run_dir), "--check-config"])
@@ -212,6 +279,11 @@ async def test_the_configuration_can_be_checked(run_dir: Path) -> None:
         ("categories_file", "[categories.general]\npriority = 'urgent'", "urgent"),
         ("producers_file", "[producers.'acme/demo']\ncategories = ['gossip']\npriorities = ['high']", "gossip"),
         ("producers_file", None, "No such file"),
+        (
+            "producers_file",
+            "[producers.'acme/demo']\ncategories = ['*']\npriorities = ['high']\nquota = { events_per_second = -1 }",
+            'producers."acme/demo".quota.events_per_second',
+        ),
     ],
 )
 async def test_a_broken_registry_stops_the_start(run_dir: Path, setting: str, content: str | None, names: str) -> None:

@@ -33,6 +33,7 @@ from mesh.errors import (
     Unavailable,
     Violation,
 )
+from mesh.server import CallCount
 from tests.support import echo
 from tests.support.wait import until
 
@@ -399,3 +400,25 @@ async def test_oversized_requests_and_headers_harm_nobody(run_dir: Path) -> None
         with pytest.raises(Failure):
             await call(running.say, HI, timeout=5, metadata=(*metadata, ("x-flood", "y" * 20_000)))
         assert await call(running.say, HI, timeout=5, metadata=metadata) == HI
+
+
+async def test_open_calls_are_those_of_this_server(run_dir: Path) -> None:
+    """What has arrived counts from its arrival to its answer; another server of the process counts by itself."""
+    release = asyncio.Event()
+
+    async def say(request: StringValue, context: echo.Context) -> StringValue:
+        await release.wait()
+        return request
+
+    (run_dir / "a").mkdir()
+    async with echo.serving(run_dir / "a", say=say) as busy, echo.serving(run_dir) as idle:
+        assert busy.server.count_calls() == CallCount(0, 0)
+        metadata = busy.channels.metadata()
+        waiting = [asyncio.ensure_future(call(busy.say, HI, timeout=10, metadata=metadata)) for _ in range(30)]
+        await until(lambda: busy.server.count_calls() == CallCount(30, 0))
+        assert await call(idle.say, HI, timeout=5, metadata=metadata) == HI
+        await until(lambda: idle.server.count_calls() == CallCount(1, 1))
+        release.set()
+        await asyncio.gather(*waiting)
+        await until(lambda: busy.server.count_calls() == CallCount(30, 30))
+    assert busy.server.count_calls() == CallCount(30, 30)

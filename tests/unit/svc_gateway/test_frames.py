@@ -31,6 +31,7 @@ from heliograph.type.v1.notification_pb2 import Content, Notification, Notificat
 from heliograph.type.v1.refusal_pb2 import FieldViolation, Refusal
 from mesh.errors import DataLoss, InvalidArgument
 from svc_gateway import frames
+from svc_gateway.host import Form
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 TEXTS = st.text(max_size=12)
@@ -268,3 +269,26 @@ def test_an_unknown_mark_kind_is_unspecified() -> None:
     read = frames.decode(b'{"mark":{"kind":"MARK_KIND_LATER","refs":[{"notificationId":"n"}]}}', True)
     assert read.mark.kind == 0
     assert read.mark.refs[0].notification_id == "n"
+
+
+def test_each_connection_gets_the_frame_in_its_form_and_the_message_is_made_once() -> None:
+    """GRPC gets the bytes that WebSocket frames contain."""
+    encoded = frames.encode(ConnectResponse(pong=Pong()))
+    assert encoded.in_form(Form.TEXT) is encoded.text
+    assert encoded.in_form(Form.BINARY) is encoded.binary
+    assert encoded.in_form(Form.MESSAGE) is encoded.message
+    assert encoded.binary.endswith(encoded.message)
+    assert ConnectResponse.FromString(encoded.message).HasField("pong")
+
+
+@pytest.mark.parametrize("kind", ["subscribe", "unsubscribe"])
+@pytest.mark.parametrize("topics", [[], ["deploys"], ["a/b", "c"]])
+def test_topics_are_read_in_both_forms(kind: str, topics: list[str]) -> None:
+    """As protobuf's own JSON prints them, and however else it may be written."""
+    said = ConnectRequest(frame_number=2)
+    getattr(said, kind).topic_ids.extend(topics)
+    getattr(said, kind).SetInParent()
+    assert frames.decode(said.SerializeToString(), text=False) == said
+    assert frames.decode(json_format.MessageToJson(said).encode(), text=True) == said
+    snake = json_format.MessageToJson(said, preserving_proto_field_name=True)
+    assert frames.decode(snake.encode(), text=True) == said

@@ -29,7 +29,7 @@ class Entrance:
         self.clock = ManualClock()
         self.telemetry = Telemetry("ingest")
         self.gate = Gate(
-            limits=Limits(in_flight=in_flight),
+            limits=Limits(append=0.5, loop_lag=0.2, in_flight=in_flight),
             default_priorities=DEFAULTS,
             clock=self.clock,
             metrics=Metrics(self.telemetry),

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc_ingest.overload import AppendTimes, Controller, Level, Limits, Signals, Wait, demand
+from svc_ingest.overload import AppendTimes, CallTime, Controller, Level, Limits, Signals, Wait, demand
 
 LANES = ("high", "normal", "bulk")
+LIMITS = Limits(wait=5.0, backlog=1_000_000, append=0.5, loop_lag=0.2, call=0.5, in_flight=10_000)
 numbers = st.floats(0.0, 1e7)
 signals = st.builds(
     Signals,
@@ -18,6 +19,7 @@ signals = st.builds(
     backlogs=st.fixed_dictionaries({lane: st.integers(0, 10_000_000) for lane in LANES}),
     append=numbers,
     loop_lag=numbers,
+    call=numbers,
 )
 TICK = 0.2
 
@@ -32,7 +34,7 @@ def calm(controller: Controller, seconds: float, start: float) -> float:
 @given(st.lists(st.tuples(signals, st.floats(0.0, 3.0)), max_size=30), st.integers(0, 20_000))
 def test_who_matters_more_is_refused_later(readings: list[tuple[Signals, float]], in_flight: int) -> None:
     """Whatever is read: when high is refused so are normal and bulk, when normal is, so is bulk."""
-    controller, now = Controller(Limits()), 0.0
+    controller, now = Controller(LIMITS), 0.0
     for reading, pause in readings:
         now += pause
         controller.take(reading, now)
@@ -43,13 +45,13 @@ def test_who_matters_more_is_refused_later(readings: list[tuple[Signals, float]]
 @given(signals)
 def test_half_of_what_is_asked_for_asks_for_no_more(reading: Signals) -> None:
     """A level that readings ask for is one that they keep up at half the limits: the way down is longer."""
-    assert demand(reading, Limits(), 0.5).level >= demand(reading, Limits()).level
+    assert demand(reading, LIMITS, 0.5).level >= demand(reading, LIMITS).level
 
 
 @given(st.lists(st.tuples(signals, st.floats(0.0, 3.0)), max_size=30))
 def test_it_always_comes_back(readings: list[tuple[Signals, float]]) -> None:
     """After anything, a few quiet seconds let everybody in."""
-    controller, now = Controller(Limits()), 0.0
+    controller, now = Controller(LIMITS), 0.0
     for reading, pause in readings:
         now += pause
         controller.take(reading, now)
@@ -75,16 +77,18 @@ def test_it_always_comes_back(readings: list[tuple[Signals, float]]) -> None:
         (Signals(append=2.0), Level.HIGH),
         (Signals(loop_lag=0.2), Level.NORMAL),
         (Signals(loop_lag=1.0), Level.HIGH),
+        (Signals(call=0.25), Level.BULK),
+        (Signals(call=1.9), Level.NORMAL),
     ],
 )
 def test_each_signal_asks_for_its_level(reading: Signals, level: Level) -> None:
     """From the shares of the limits."""
-    assert demand(reading, Limits()).level is level
+    assert demand(reading, LIMITS).level is level
 
 
 def test_a_moment_changes_nothing() -> None:
     """Only what lasts half a second raises the level, and the cause is named."""
-    controller = Controller(Limits())
+    controller = Controller(LIMITS)
     high = Signals(waits={"normal": 9.0})
     controller.take(high, 0.0)
     controller.take(Signals(), 0.2)
@@ -98,7 +102,7 @@ def test_a_moment_changes_nothing() -> None:
 
 def test_it_rises_no_further_than_what_lasted() -> None:
     """A peak in the middle does not count."""
-    controller = Controller(Limits())
+    controller = Controller(LIMITS)
     for now, lag in ((0.0, 0.1), (0.2, 5.0), (0.4, 0.1), (0.6, 5.0)):
         controller.take(Signals(loop_lag=lag), now)
     assert controller.level is Level.BULK
@@ -106,7 +110,7 @@ def test_it_rises_no_further_than_what_lasted() -> None:
 
 def test_between_half_and_whole_it_stays() -> None:
     """No trembling around a limit."""
-    controller = Controller(Limits())
+    controller = Controller(LIMITS)
     levels = []
     for number in range(300):
         wait = 5.0 if number < 10 else 2.6 if number < 100 else 2.4
@@ -118,7 +122,7 @@ def test_between_half_and_whole_it_stays() -> None:
 
 def test_it_falls_step_by_step() -> None:
     """A second each, so that what comes back does not come back at once."""
-    controller = Controller(Limits())
+    controller = Controller(LIMITS)
     for number in range(4):
         controller.take(Signals(loop_lag=1.0), number * TICK)
     levels = []
@@ -198,6 +202,27 @@ def test_the_median_of_the_last_appends() -> None:
     assert times.median(20.0) == 0.0
 
 
+# ---------------------------------------------------------------- calls
+
+
+def test_a_call_takes_as_long_as_those_before_it() -> None:
+    """Two hundred open calls, ended at a hundred a second, are two seconds."""
+    times = CallTime()
+    for number in range(50):
+        times.take(arrived=number * 20 + 200, ended=number * 20, now=number * TICK)
+    assert times.seconds == pytest.approx(2.0, rel=0.01)
+    times.take(arrived=1_180, ended=1_180, now=50 * TICK)
+    assert times.seconds == 0.0
+
+
+def test_a_few_slow_calls_are_no_queue() -> None:
+    """Nor is one that never ends."""
+    times = CallTime()
+    for number in range(50):
+        times.take(arrived=number + 19, ended=number, now=float(number))
+        assert times.seconds == 0.0
+
+
 # ---------------------------------------------------------------- simulation
 
 
@@ -209,7 +234,7 @@ class Chain:
 
     def __init__(self, capacity: float) -> None:
         self._capacity = capacity
-        self.controller = Controller(Limits())
+        self.controller = Controller(LIMITS)
         self._waits = {lane: Wait() for lane in LANES}
         self._lanes: dict[str, deque[float]] = {lane: deque() for lane in LANES}
         self._finished = dict.fromkeys(LANES, 0)

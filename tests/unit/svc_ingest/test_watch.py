@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 from mesh.clock import ManualClock
 from mesh.lanes import Backlog, LaneReader, LaneUnavailable, LaneWriter, Record, open_reader, position_migrations
+from mesh.server import CallCount
 from mesh.sqlite import Writer
 from svc_ingest.overload import Level
 from svc_ingest.store import open_store
@@ -20,12 +21,20 @@ CATEGORIES = {"high": "security", "normal": "general", "bulk": "newsletter"}
 TICK = 0.2
 
 
+def watch(
+    ingest: Ingest, lanes: dict[str, LaneWriter], count_calls: Callable[[], CallCount] = lambda: CallCount(0, 0)
+) -> Watch:
+    """A watch over an ingest."""
+    return Watch(gate=ingest.gate, lanes=lanes, count_calls=count_calls, clock=ingest.clock, metrics=ingest.metrics)
+
+
 class Site:
     """An ingest, and a reader of each lane that finishes as much as a test says."""
 
-    def __init__(self, ingest: Ingest, watch: Watch, readers: dict[str, LaneReader]) -> None:
+    def __init__(self, ingest: Ingest, lanes: dict[str, LaneWriter], readers: dict[str, LaneReader]) -> None:
         self.ingest = ingest
-        self.watch = watch
+        self.calls = CallCount(0, 0)
+        self.watch = watch(ingest, lanes, lambda: self.calls)
         self.accepted = dict.fromkeys(CATEGORIES, 0)
         self.refused = dict.fromkeys(CATEGORIES, 0)
         self._readers = readers
@@ -74,7 +83,7 @@ async def site(run_dir: Path) -> AsyncIterator[Site]:
             await readers[name].open()
             stack.push_async_callback(readers[name].close)
         ingest = Ingest(log=log, lanes=lanes, clock=clock, folder=run_dir)
-        yield Site(ingest, Watch(gate=ingest.gate, lanes=lanes, clock=clock, metrics=ingest.metrics), readers)
+        yield Site(ingest, lanes, readers)
 
 
 async def test_five_times_too_much_and_back(site: Site) -> None:
@@ -128,6 +137,26 @@ async def test_one_late_round_is_no_load(site: Site) -> None:
     assert levels == [Level.NOBODY] * 10 + [Level.NORMAL]
 
 
+async def test_calls_that_queue_up_are_load(site: Site) -> None:
+    """Hundreds that nobody has taken up yet, ended at a pace that means seconds; a few slow ones mean nothing."""
+    site.calls = CallCount(10, 0)
+    for _ in range(20):
+        await site.go_on(offered={"bulk": 1}, finished=10)
+    assert site.refused["bulk"] == 0
+    for number in range(20):
+        site.calls = CallCount(500 + number * 100, number * 100)
+        await site.go_on(offered={"high": 1, "bulk": 1}, finished=10)
+    levels = [site.ingest.gate.level]
+    assert site.ingest.gate.cause == "calls queue up"
+    assert site.ingest.metric("open_calls") == 500
+    assert site.refused["high"] == 0
+    site.calls = CallCount(2_000, 2_000)
+    for _ in range(20):
+        await site.go_on(offered={"high": 1}, finished=10)
+    levels.append(site.ingest.gate.level)
+    assert levels == [Level.NORMAL, Level.NOBODY]
+
+
 class HiddenLane:
     """A lane whose backlog cannot be seen for a while."""
 
@@ -162,14 +191,14 @@ async def test_a_backlog_that_cannot_be_seen_stops_nobody(run_dir: Path, capfd: 
         hidden = HiddenLane(lanes["normal"])
         watched: dict[str, LaneWriter] = {**lanes, "normal": hidden}
         ingest = Ingest(log=log, lanes=watched, clock=clock, folder=run_dir)
-        watch = Watch(gate=ingest.gate, lanes=watched, clock=clock, metrics=ingest.metrics)
+        watching = watch(ingest, watched)
         for _ in range(5):
             await ingest.batch(publish_request(), publish_request(category="security"))
-            await watch.look(0.0)
+            await watching.look(0.0)
         lines = [line for line in "".join(capfd.readouterr()).splitlines() if "backlog_not_seen" in line]
         assert len(lines) == 1
         assert ingest.metric("lane_backlog_records", lane="high") == 5
         hidden.hidden = False
-        await watch.look(0.0)
+        await watching.look(0.0)
         assert ingest.metric("lane_backlog_records", lane="normal") == 5
     await log.close()

@@ -59,7 +59,9 @@ class IngestServiceServicer:
         """Accepts one event. Idempotent by request id: a repeat gets the first answer with `replayed`. The id is kept for 24 h; with a
         time in the request (a UUIDv7 request id or `event_time`) a later repeat still makes no second notification.
         Fails with INVALID_ARGUMENT (every violation), ALREADY_EXISTS (same id, other content), PERMISSION_DENIED,
-        UNAVAILABLE (repeat with the same id).
+        UNAVAILABLE (repeat with the same id), RESOURCE_EXHAUSTED (QUOTA_EXCEEDED, or OVERLOADED: bulk first, high last; repeat
+        with the same id after the delay, and not at all where none is named), DEADLINE_EXCEEDED (too short for an append, refused
+        before any work).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -67,7 +69,7 @@ class IngestServiceServicer:
 
     def BatchPublish(self, request, context):
         """Accepts up to 500 events, each judged by itself: the call is not atomic, an item that is refused harms no other.
-        Fails as a whole only with INVALID_ARGUMENT (0 or more than 500 items) or when the caller is refused.
+        Fails as a whole only with INVALID_ARGUMENT (0 or more than 500 items), with DEADLINE_EXCEEDED, or when the caller is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

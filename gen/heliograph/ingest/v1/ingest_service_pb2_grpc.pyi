@@ -23,11 +23,13 @@ class IngestServiceStub:
     """Accepts one event. Idempotent by request id: a repeat gets the first answer with `replayed`. The id is kept for 24 h; with a
     time in the request (a UUIDv7 request id or `event_time`) a later repeat still makes no second notification.
     Fails with INVALID_ARGUMENT (every violation), ALREADY_EXISTS (same id, other content), PERMISSION_DENIED,
-    UNAVAILABLE (repeat with the same id).
+    UNAVAILABLE (repeat with the same id), RESOURCE_EXHAUSTED (QUOTA_EXCEEDED, or OVERLOADED: bulk first, high last; repeat
+    with the same id after the delay, and not at all where none is named), DEADLINE_EXCEEDED (too short for an append, refused
+    before any work).
     """
     BatchPublish: _aio.UnaryUnaryMultiCallable[_ingest_service_pb2.BatchPublishRequest, _ingest_service_pb2.BatchPublishResponse]
     """Accepts up to 500 events, each judged by itself: the call is not atomic, an item that is refused harms no other.
-    Fails as a whole only with INVALID_ARGUMENT (0 or more than 500 items) or when the caller is refused.
+    Fails as a whole only with INVALID_ARGUMENT (0 or more than 500 items), with DEADLINE_EXCEEDED, or when the caller is refused.
     """
 
 class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -45,7 +47,9 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         """Accepts one event. Idempotent by request id: a repeat gets the first answer with `replayed`. The id is kept for 24 h; with a
         time in the request (a UUIDv7 request id or `event_time`) a later repeat still makes no second notification.
         Fails with INVALID_ARGUMENT (every violation), ALREADY_EXISTS (same id, other content), PERMISSION_DENIED,
-        UNAVAILABLE (repeat with the same id).
+        UNAVAILABLE (repeat with the same id), RESOURCE_EXHAUSTED (QUOTA_EXCEEDED, or OVERLOADED: bulk first, high last; repeat
+        with the same id after the delay, and not at all where none is named), DEADLINE_EXCEEDED (too short for an append, refused
+        before any work).
         """
 
     @_abc_1.abstractmethod
@@ -55,7 +59,7 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_ingest_service_pb2.BatchPublishRequest, _abc.Awaitable[_ingest_service_pb2.BatchPublishResponse]],
     ) -> _abc.Awaitable[_ingest_service_pb2.BatchPublishResponse]:
         """Accepts up to 500 events, each judged by itself: the call is not atomic, an item that is refused harms no other.
-        Fails as a whole only with INVALID_ARGUMENT (0 or more than 500 items) or when the caller is refused.
+        Fails as a whole only with INVALID_ARGUMENT (0 or more than 500 items), with DEADLINE_EXCEEDED, or when the caller is refused.
         """
 
 def add_IngestServiceServicer_to_server(servicer: IngestServiceServicer, server: _aio.Server) -> None: ...
