@@ -21,7 +21,7 @@ import msgspec
 from heliograph_cli.failures import REFUSED, USAGE, CommandFailed
 from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, folders
 from heliograph_cli.record import UpRecord, read_running
-from heliograph_client import FileCursorStore, Publisher, RetryPolicy, Subscriber, Tls, Update
+from heliograph_client import FileCursorStore, Publisher, RetryPolicy, Subscriber, Tls, Transport, Update
 from mesh import channel
 from mesh.errors import StartError
 from mesh.identity import CALLER_HEADER, TOKEN_HEADER
@@ -135,6 +135,7 @@ class Connection:
         remember: bool = False,
         auto_ack: bool = True,
         on_update: Callable[[Update], None] | None = None,
+        transport: Transport = "websocket",
     ) -> Subscriber:
         """Returns a subscriber of the SDK, to be opened.
 
@@ -145,6 +146,7 @@ class Connection:
             remember: go on where this device stood when it was used last on this machine.
             auto_ack: ack what arrives.
             on_update: called with everything that is not a notification.
+            transport: what carries the session.
 
         Raises:
             CommandFailed: the node is unknown.
@@ -153,11 +155,12 @@ class Connection:
         if remember:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Subscriber(
-            self._live_url(node),
+            self._live_target(node) if transport == "grpc" else self._live_url(node),
+            transport=transport,
             # A fresh one for each connection: a token given on the command line is all there is.
             token=self._reach.token or (lambda: self.token(actor)),
             device_id=device_id,
-            tls_context=None if self.direct else Tls(ca_file=self.roots).context(),
+            tls=None if self.direct else Tls(ca_file=self.roots),
             store=FileCursorStore(file) if remember else None,
             auto_ack=auto_ack,
             on_update=on_update,
@@ -211,10 +214,19 @@ class Connection:
     def _live_url(self, node: str) -> str:
         if self.running is None or not self.direct:
             return f"wss://{self.edge}"
-        urls = self.running.live_urls
-        if not urls or (node and node not in urls):
-            raise CommandFailed(f"{node or 'a gateway node'}: does not run here; there are {', '.join(urls) or 'none'}")
-        return urls[node] if node else next(iter(urls.values()))
+        return self.running.live_urls[self._node(self.running, node)]
+
+    def _live_target(self, node: str) -> str:
+        if self.running is None or not self.direct:
+            return self.edge
+        return f"unix:{self.running.run_dir}/{self._node(self.running, node)}.sock"
+
+    def _node(self, running: UpRecord, node: str) -> str:
+        nodes = list(running.live_urls)
+        if not nodes or (node and node not in nodes):
+            known = ", ".join(nodes) or "none"
+            raise CommandFailed(f"{node or 'a gateway node'}: does not run here; there are {known}")
+        return node or nodes[0]
 
     def _metadata(self, actor: Actor) -> Metadata:
         if actor.role == "operator":

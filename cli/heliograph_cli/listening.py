@@ -13,7 +13,7 @@ from google.protobuf import json_format
 
 from heliograph_cli import texts
 from heliograph_cli.connection import Actor, Reach, connect
-from heliograph_client import AckLevel, Connected, Disconnected, Notification, Subscriber, Update
+from heliograph_client import AckLevel, Connected, Disconnected, Notification, Subscriber, Transport, Update
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -28,6 +28,8 @@ class Listening(msgspec.Struct, frozen=True):
         count: end after so many; 0: never.
         forget: take the whole inbox anew instead of going on where this device stood.
         quiet: say nothing about the connection.
+        transport: what carries the session.
+        topics: subscribe the recipient to these first.
     """
 
     device_id: str = "terminal"
@@ -38,6 +40,8 @@ class Listening(msgspec.Struct, frozen=True):
     count: int = 0
     forget: bool = False
     quiet: bool = False
+    transport: Transport = "websocket"
+    topics: tuple[str, ...] = ()
 
 
 async def listen(actor: Actor, reach: Reach, how: Listening) -> None:
@@ -55,9 +59,12 @@ async def listen(actor: Actor, reach: Reach, how: Listening) -> None:
             remember=not how.forget,
             auto_ack=how.ack,
             on_update=lambda update: _tell(update, how.quiet),
+            transport=how.transport,
         )
         left = how.count
         async with subscriber:
+            if how.topics:
+                await subscriber.subscribe(*how.topics)
             async for notification in subscriber:
                 typer.echo(render(notification, how.as_json))
                 _say(subscriber, notification, how)

@@ -52,6 +52,12 @@ async def test_the_command_does_what_its_help_promises(run_dir: Path, shape: Sha
         assert (code, said) == (0, "connected\n")
         assert "[general] Hello - there" in heard
         assert heard.rstrip().endswith(event_id)
+        code, again, said = await cluster.run(
+            *("listen", "bob", "--transport", "grpc", "--topic", "releases", "--count", "1", "--anew")
+        )
+        assert (code, said) == (0, "connected\n")
+        assert again.rstrip().endswith(event_id)
+        assert "releases" in (await cluster.run("topics", "list", "bob"))[1]
         assert (await cluster.run("unread", "alice"))[1] == "0\n"
         await _use_as_recipient(cluster, event_id)
         code, path, _ = await cluster.run("trace", event_id)

@@ -37,6 +37,13 @@ class Role(StrEnum):
     producer = "producer"
 
 
+class Carrier(StrEnum):
+    """What can carry a session."""
+
+    websocket = "websocket"
+    grpc = "grpc"
+
+
 class Switch(StrEnum):
     """On or off."""
 
@@ -68,6 +75,8 @@ def listen(
     anew: Annotated[bool, typer.Option("--anew", help="Take the whole inbox again.")] = False,
     node: Annotated[str, typer.Option("--node", help="This gateway node (direct mode only).")] = "",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing about the connection.")] = False,
+    transport: Annotated[Carrier, typer.Option("--transport", help="What carries the session.")] = Carrier.websocket,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="Subscribe to it first; may be repeated.")] = None,
     as_json: AsJson = False,
     tenant: Tenant = TENANT,
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -79,7 +88,16 @@ def listen(
     from heliograph_cli import listening
 
     how = listening.Listening(
-        device_id=device, node=node, as_json=as_json, ack=ack, read=read, count=count, forget=anew, quiet=quiet
+        device_id=device,
+        node=node,
+        as_json=as_json,
+        ack=ack,
+        read=read,
+        count=count,
+        forget=anew,
+        quiet=quiet,
+        transport=transport.value,
+        topics=tuple(topic or ()),
     )
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(listening.listen(acting(recipient, tenant), reaching(state_dir, edge, ca, token), how))
