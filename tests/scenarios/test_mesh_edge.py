@@ -22,7 +22,7 @@ from mesh.envoy.process import ask, is_ready, leave_service
 from mesh.envoy.topology import EDGE
 from mesh.errors import DeadlineExceeded, Failure, PermissionDenied, ResourceExhausted, Unavailable, Unimplemented
 from tests.support.contract import CALLER_HEADER, PROCESS_HEADER
-from tests.support.mesh import OPERATOR, PRODUCER, RECIPIENT_RATE, Mesh, running_mesh, short_folder
+from tests.support.mesh import IDLE_S, OPERATOR, PRODUCER, RECIPIENT_RATE, Mesh, running_mesh, short_folder
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(60)]
@@ -196,6 +196,26 @@ async def test_one_address_cannot_exceed_its_rate_and_harms_no_other(mesh: Mesh)
     assert refused[0].headers["retry-after"] == "1"
     assert refused[0].json()["code"] == ResourceExhausted.code
     assert other.status_code == 200
+
+
+async def test_a_connection_that_carries_nothing_ends_and_a_quiet_session_stays(mesh: Mesh) -> None:
+    """Who shows up in TLS and says nothing is let go, as is one that has asked and asks no more; no session is."""
+    context = ssl.create_default_context(cadata=mesh.roots().decode())
+    port = mesh.topology.port_of(EDGE)
+    async with mesh.websocket() as session:
+        await session.recv()
+        mute, mute_writer = await asyncio.open_connection("localhost", port, ssl=context)
+        asked, asked_writer = await asyncio.open_connection("localhost", port, ssl=context)
+        asked_writer.write(b"GET /v1/nothing HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await asked.readline()).startswith(b"HTTP/1.1 404 ")
+        # The session is the oldest of the three.
+        async with asyncio.timeout(IDLE_S + 10.0):
+            assert await mute.read() == b""
+            await asked.read()
+        await session.send("ping")
+        assert await session.recv() == "ping"
+        mute_writer.close()
+        asked_writer.close()
 
 
 async def test_a_caller_cannot_raise_its_deadline(mesh: Mesh) -> None:

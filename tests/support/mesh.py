@@ -48,6 +48,8 @@ OPERATOR = "dev"
 NODES = 2
 # From one address; a test that wants to exceed it does so from an address of its own.
 RECIPIENT_RATE = 60
+# Seconds a connection may carry nothing: short enough to be waited for.
+IDLE_S = 3.0
 _START_LIMIT_S = 20.0
 _STOP_LIMIT_S = 5.0
 
@@ -237,12 +239,14 @@ def _server(mesh: Mesh, place: Place) -> Server:
 
 
 def _test_topology() -> Topology:
-    """Returns the project's own topology, moved to free ports and with a rate that a test can exceed."""
+    """Returns the project's own topology, moved to free ports and with limits that a test can reach."""
     topology = load_topology(TOPOLOGY, base_port=_free_base())
     rates = msgspec.structs.replace(
         topology.edge.rates, recipient=msgspec.structs.replace(topology.edge.rates.recipient, address=RECIPIENT_RATE)
     )
-    return msgspec.structs.replace(topology, edge=msgspec.structs.replace(topology.edge, rates=rates))
+    timeouts = msgspec.structs.replace(topology.edge.timeouts, idle=IDLE_S)
+    edge = msgspec.structs.replace(topology.edge, rates=rates, timeouts=timeouts)
+    return msgspec.structs.replace(topology, edge=edge)
 
 
 def _free_base() -> int:

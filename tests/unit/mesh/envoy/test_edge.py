@@ -84,6 +84,13 @@ def test_sessions_over_grpc_are_spread_like_websockets_and_live_as_long() -> Non
     assert _method_routes()[CONNECT]["typed_per_filter_config"]["envoy.filters.http.buffer"]["disabled"] is True
 
 
+def test_a_connection_without_a_request_is_let_go_within_a_minute() -> None:
+    """A client that finishes TLS and says nothing costs its buffers no longer; sessions are requests and stay."""
+    assert http("edge", "edge")["common_http_protocol_options"]["idle_timeout"] == "60s"
+    assert all(chain["transport_socket_connect_timeout"] == "5s" for chain in listener("edge", "edge")["filter_chains"])
+    assert _method_routes()["/v1/ws"]["route"]["idle_timeout"] == "0s"
+
+
 def test_sessions_are_spread_over_checked_nodes() -> None:
     """All nodes are endpoints, checked more often than others, with windows for thousands of sessions."""
     cluster = clusters("edge")["gateway"]
