@@ -8,6 +8,7 @@ record means.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -181,6 +182,14 @@ class Flight:
             self._progress.clear()
             await self._progress.wait()
 
+    async def finished(self, position: int, limit: float) -> None:
+        """Waits until a record is finished, for so many seconds at most, and not while the flight is stopping."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while position in self._open and not self._stopping:
+                    self._progress.clear()
+                    await self._progress.wait()
+
     async def pause(self, attempt: int, *, at_least: float = 0.0) -> None:
         """Waits before another try."""
         await asyncio.sleep(
@@ -270,6 +279,11 @@ class Flight:
         while True:
             await asyncio.sleep(self._commit_interval)
             await self._commit()
+
+    async def commit(self, position: int) -> bool:
+        """Commits what is finished, and says whether that covers a position."""
+        await self._commit()
+        return self._committed is not None and self._committed >= position
 
     async def _commit(self) -> None:
         point = self._low_water.commit_point()

@@ -18,6 +18,7 @@ from mesh.server import Server
 from mesh.sqlite import Writer, file_of
 from mesh.telemetry import path_tracer
 from svc_fanout import registry
+from svc_fanout.caution import Caution
 from svc_fanout.flight import Flight, Trace
 from svc_fanout.links import DispatchLink
 from svc_fanout.metrics import Metrics
@@ -27,7 +28,7 @@ from svc_fanout.service import FanoutService
 from svc_fanout.settings import FanoutSettings
 from svc_fanout.wishes import Wishes
 from svc_fanout.worker import LaneWorker
-from svc_fanout.worker_slices import SliceWorker
+from svc_fanout.worker_slices import READ_LIMIT, SliceWorker
 
 _PRIORITIES = {
     "high": notification_pb2.PRIORITY_HIGH,
@@ -70,6 +71,7 @@ class _Wiring:
         )
         self.readers: dict[str, LaneReader] = {}
         self.workers: list[LaneWorker | SliceWorker] = []
+        self.turn = asyncio.Lock()
 
     def wire(self) -> None:
         app, settings = self.app, self.settings
@@ -133,13 +135,14 @@ class _Wiring:
             categories=self.categories,
             clock=app.clock,
             metrics=self.metrics,
-            read_limit=settings.read_limit,
+            caution=Caution(flight, turn=self.turn, page=settings.read_limit),
             held_limit=settings.held_limit,
             large_audience=settings.large_audience,
             page_size=settings.slice_size,
             trace=self.trace,
         )
-        slice_worker = SliceWorker(flight=slice_flight, writer=writer, clock=app.clock)
+        slice_caution = Caution(slice_flight, turn=self.turn, page=READ_LIMIT)
+        slice_worker = SliceWorker(flight=slice_flight, writer=writer, clock=app.clock, caution=slice_caution)
 
         async def trim() -> None:
             while True:

@@ -17,6 +17,7 @@ from mesh.errors import Failure
 from mesh.lanes import Stored
 from svc_fanout import audience, core, slices
 from svc_fanout.audience import Members
+from svc_fanout.caution import Caution
 from svc_fanout.core import Event
 from svc_fanout.flight import Flight, Trace
 from svc_fanout.metrics import Metrics
@@ -43,7 +44,7 @@ class LaneWorker:
         categories: Mapping[str, Category],
         clock: Clock,
         metrics: Metrics,
-        read_limit: int,
+        caution: Caution,
         held_limit: int,
         large_audience: int,
         page_size: int,
@@ -59,7 +60,7 @@ class LaneWorker:
             categories: the registry.
             clock: tells what has expired.
             metrics: counts.
-            read_limit: events read at once.
+            caution: how many records are read at once, and which may be worked on after a crash.
             held_limit: events that may wait for prefs while others go on.
             large_audience: a larger one is planned into slices.
             page_size: subscribers read at once.
@@ -72,7 +73,7 @@ class LaneWorker:
         self._categories = categories
         self._clock = clock
         self._metrics = metrics
-        self._read_limit = read_limit
+        self._caution = caution
         self._held_limit = held_limit
         self._large_audience = large_audience
         self._page_size = page_size
@@ -80,50 +81,50 @@ class LaneWorker:
         self._held: list[Event] = []
         self._notes: Mapping[int, bytes] = {}
 
+    @property
+    def careful(self) -> bool:
+        """Whether what the process before was working on is still suspected."""
+        return self._caution.suspicious
+
     async def run(self) -> None:
         """Works until `drain` was called."""
         await self._flight.run(self._work)
 
     async def drain(self) -> None:
         """Takes no new events, waits for what is in flight, and commits; what is held is read again after the start."""
-        await self._flight.drain()
+        await asyncio.gather(self._flight.drain(), self._caution.end())
 
     async def _work(self, group: asyncio.TaskGroup) -> None:
-        await self._read_notes()
+        self._notes = await self._caution.begin()
         while not self._flight.is_stopping():
             stored: Sequence[Stored] = ()
-            if not self._held_full():
-                stored = await self._flight.read(self._read_limit)
+            room = not self._held_full()
+            if room:
+                stored = await self._flight.read(self._caution.page)
             elif not self._wishes.answering:
                 await self._flight.pause(0)
             # What was read and not begun is read again after the start: its position is not committed.
             if self._flight.is_stopping():
                 break
-            events = await self._begin(stored)
+            events = await self._begin(stored, group)
             if self._wishes.answering:
                 # In the order of the lane: those that waited first.
                 events, self._held = self._held + events, []
             for chunk in core.chunks(events):
                 await self._plan(chunk, group)
+            if room:
+                await self._caution.worked(len(stored))
             self._metrics.held[self._flight.lane].set(len(self._held))
             if not self._held:
                 await self._flight.keep_span()
         self._flight.leave([event.position for event in self._held])
+        await self._caution.end()
 
-    async def _read_notes(self) -> None:
-        attempt = 0
-        while not self._flight.is_stopping():
-            try:
-                self._notes = await self._flight.reader.notes()
-            except Failure:
-                await self._flight.pause(attempt)
-                attempt += 1
-            else:
-                return
-
-    async def _begin(self, stored: Sequence[Stored]) -> list[Event]:
+    async def _begin(self, stored: Sequence[Stored], group: asyncio.TaskGroup) -> list[Event]:
         events: list[Event] = []
         for record in stored:
+            if not await self._caution.admits(record, group):
+                continue
             try:
                 event = core.decode(record.position, record.value)
             except Failure as failure:
@@ -146,6 +147,7 @@ class LaneWorker:
         for event, mark in zip(events, marks, strict=True):
             members = None if mark is not None else await self._members(event, first_pages, group)
             if mark is not None or (members is not None and members.count > self._large_audience):
+                self._caution.lasts()
                 await self._planner.begin(event, mark, group)
             elif members is None:
                 held.append(event)

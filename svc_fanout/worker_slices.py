@@ -10,13 +10,14 @@ import asyncio
 
 from mesh.clock import Clock
 from mesh.errors import Failure
-from mesh.lanes import LaneWriter
+from mesh.lanes import LaneWriter, Stored
 from mesh.telemetry import logger
 from svc_fanout import slices
+from svc_fanout.caution import Caution
 from svc_fanout.flight import Flight
 
 # Read ahead of what is in flight.
-_READ_LIMIT = 8
+READ_LIMIT = 8
 # What is done stays so long, in seconds: somebody may want to look at it.
 _KEPT = 3_600.0
 
@@ -24,14 +25,16 @@ _KEPT = 3_600.0
 class SliceWorker:
     """Works one slice lane."""
 
-    def __init__(self, *, flight: Flight, writer: LaneWriter, clock: Clock) -> None:
+    def __init__(self, *, flight: Flight, writer: LaneWriter, clock: Clock, caution: Caution) -> None:
         """Connects the worker.
 
         Args:
             flight: of the slice lane.
             writer: the same lane's writing end: this process has both.
             clock: tells what has expired.
+            caution: how many slices are read at once, and which may be sent after a crash.
         """
+        self._caution = caution
         self._flight = flight
         self._writer = writer
         self._clock = clock
@@ -43,7 +46,7 @@ class SliceWorker:
 
     async def drain(self) -> None:
         """Begins no new slices, waits for those in flight, and commits."""
-        await self._flight.drain()
+        await asyncio.gather(self._flight.drain(), self._caution.end())
 
     async def trim(self) -> None:
         """Removes what was done an hour ago; never what is not done."""
@@ -55,17 +58,27 @@ class SliceWorker:
             logger().warning("slices_not_trimmed", lane=self._flight.lane, error=failure.message)
 
     async def _work(self, group: asyncio.TaskGroup) -> None:
+        await self._caution.begin()
         while not self._flight.is_stopping():
-            for stored in await self._flight.read(_READ_LIMIT):
+            read = await self._flight.read(self._caution.page)
+            for stored in read:
                 if self._flight.is_stopping():
-                    return
-                try:
-                    record = slices.decode(stored.value)
-                except Failure as failure:
-                    await self._flight.pass_by(stored, failure)
-                    continue
-                self._flight.begin(stored, record.envelope.event_id)
-                if self._seen.add(stored.value):
-                    now_us = round(self._clock.wall() * 1_000_000)
-                    await self._flight.send(slices.batch_of(stored.position, record, now_us), group)
-                self._flight.close([stored.position])
+                    break
+                await self._send(stored, group)
+            if not self._flight.is_stopping():
+                await self._caution.worked(len(read))
+        await self._caution.end()
+
+    async def _send(self, stored: Stored, group: asyncio.TaskGroup) -> None:
+        if not await self._caution.admits(stored, group):
+            return
+        try:
+            record = slices.decode(stored.value)
+        except Failure as failure:
+            await self._flight.pass_by(stored, failure)
+            return
+        self._flight.begin(stored, record.envelope.event_id)
+        if self._seen.add(stored.value):
+            now_us = round(self._clock.wall() * 1_000_000)
+            await self._flight.send(slices.batch_of(stored.position, record, now_us), group)
+        self._flight.close([stored.position])

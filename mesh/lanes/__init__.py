@@ -198,6 +198,22 @@ class LaneReader(Protocol):
         """Returns every note of this lane, by position."""
         ...
 
+    async def begin_life(self) -> int:
+        """Notes that a process begins to work; returns how many before it, in a row, did not get to `end_life`.
+
+        Raises:
+            LaneUnavailable: it could not be noted.
+        """
+        ...
+
+    async def end_life(self) -> None:
+        """Notes that whatever was worked on so far did the process no harm; durable on return.
+
+        Raises:
+            LaneUnavailable: it could not be noted.
+        """
+        ...
+
     async def restart(self) -> None:
         """Forgets the position and the notes, durably: the next read returns the first record that exists.
 

@@ -50,6 +50,10 @@ _NOTE: Final = """
     insert into notes(lane, epoch, position, note) values (?, ?, ?, ?)
     on conflict (lane, epoch, position) do update set note = excluded.note
 """
+_BEGIN_LIFE: Final = """
+    insert into lives(lane, count) values (?, 1)
+    on conflict (lane) do update set count = count + 1 returning count - 1
+"""
 
 
 @contextlib.contextmanager
@@ -308,6 +312,18 @@ class SqliteLaneReader:
         row = (self._name, self._epoch, self._committed)
         with _unavailable(self._name):
             return await self._positions.read(lambda connection: dict(connection.execute(statement, row).fetchall()))
+
+    async def begin_life(self) -> int:
+        """Counts this process; see the port."""
+        with _unavailable(self._name):
+            before: int = await self._positions.submit(lambda it: it.execute(_BEGIN_LIFE, (self._name,)).fetchone()[0])
+        return before
+
+    async def end_life(self) -> None:
+        """Counts from zero again; see the port."""
+        statement = "delete from lives where lane = ?"
+        with _unavailable(self._name):
+            await self._positions.submit(lambda connection: connection.execute(statement, (self._name,)).rowcount)
 
     async def restart(self) -> None:
         """Forgets the position and the notes; see the port."""

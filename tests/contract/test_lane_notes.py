@@ -72,3 +72,18 @@ async def test_a_restart_and_another_lane_have_no_notes(lane: LaneCase) -> None:
     await reader.restart()
     await reader.read(1, LONG)
     assert await reader.notes() == {}
+
+
+async def test_processes_that_do_not_end_in_order_are_counted(lane: LaneCase) -> None:
+    """Closing is no order: only who says so ends well, and the next one counts from zero."""
+    assert await (await lane.reader()).begin_life() == 0
+    assert await (await lane.reader()).begin_life() == 1
+    reader = await lane.reader()
+    assert await reader.begin_life() == 2
+    await reader.end_life()
+    reader = await lane.reader()
+    assert await reader.begin_life() == 0
+    # Said by a process that goes on: what harms it later is counted again.
+    await reader.end_life()
+    assert await reader.begin_life() == 0
+    assert await (await lane.reader()).begin_life() == 1

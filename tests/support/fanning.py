@@ -20,6 +20,7 @@ from mesh.lanes import LaneReader, LaneUnavailable, LaneWriter, Record, Stored, 
 from mesh.lanes import position_migrations as migrations
 from mesh.sqlite import Writer
 from mesh.telemetry import Telemetry
+from svc_fanout.caution import Caution
 from svc_fanout.flight import Flight
 from svc_fanout.metrics import Metrics
 from svc_fanout.planner import Planner
@@ -27,12 +28,14 @@ from svc_fanout.ports import Prefs
 from svc_fanout.registry import Category
 from svc_fanout.wishes import Wishes
 from svc_fanout.worker import LaneWorker
-from svc_fanout.worker_slices import SliceWorker
+from svc_fanout.worker_slices import READ_LIMIT, SliceWorker
 from tests.support.dispatching import InProcessDelivery, InProcessPrefs, make_envelope, make_record
 from tests.support.wait import until
 
 LANE = "normal"
 URL = "sqlite:///lanes"
+# In which a record that kills has killed.
+MOMENT_S = 0.02
 CATEGORIES = {
     "general": Category(),
     "mention": Category(),
@@ -57,6 +60,7 @@ class UnsteadyLane:
         self.refused = 0
         self.open, self.close, self.restart = reader.open, reader.close, reader.restart
         self.lag, self.parked, self.notes = reader.lag, reader.parked, reader.notes
+        self.begin_life, self.end_life = reader.begin_life, reader.end_life
         self.trim, self.backlog = writer.trim, writer.backlog
 
     async def read(self, limit: int, wait: float) -> Sequence[Stored]:
@@ -152,6 +156,7 @@ class Fanout:
         prefs = self.ask or self.prefs
         options = self.options
         self.wishes = Wishes(prefs=prefs, clock=self.clock, metrics=metrics, poll_interval=0.002)
+        turn = asyncio.Lock()
         flight = self._flight(LANE, self.lane, metrics, options.get("batches_in_flight", 8))
         planner = Planner(
             flight=flight,
@@ -172,16 +177,18 @@ class Fanout:
             categories=CATEGORIES,
             clock=self.clock,
             metrics=metrics,
-            read_limit=options.get("read_limit", 500),
+            caution=Caution(flight, turn=turn, page=options.get("read_limit", 500), moment=MOMENT_S),
             held_limit=options.get("held_limit", 1_000),
             large_audience=options.get("large_audience", 10_000),
             page_size=options.get("slice_size", 2_000),
             trace=self._trace,
         )
+        slice_flight = self._flight("slices-" + LANE, self.slice_lane, metrics, options.get("slices_in_flight", 2))
         self.slice_worker = SliceWorker(
-            flight=self._flight("slices-" + LANE, self.slice_lane, metrics, options.get("slices_in_flight", 2)),
+            flight=slice_flight,
             writer=self.slice_lane,
             clock=self.clock,
+            caution=Caution(slice_flight, turn=turn, page=READ_LIMIT, moment=MOMENT_S),
         )
 
     async def run(self) -> None:
