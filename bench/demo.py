@@ -1,8 +1,9 @@
 """The main job on real input: `make demo`, or `python bench/demo.py [--keep]`.
 
 Starts the whole mesh (Envoy, mutual TLS, two gateway nodes), makes events of this repository's history, publishes them
-through the edge to listeners on both nodes, kills one node, and shows that everybody got everything once. The exit code
-is 1 when something was lost or shown twice, 2 when the demo could not run.
+through the edge to recipients and to topics, for listeners on both nodes, kills one node, and shows that everybody got
+everything once, that a mute was respected, and that a dead letter comes back. The exit code is 1 when something was
+lost, shown twice, shown against a wish or not brought back, 2 when the demo could not run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +23,14 @@ from types import FrameType
 import httpx2
 import msgspec
 
-from bench import demo_listeners, demo_report
-from bench.demo_events import Draft, drafts, folders_of, subscribe
-from bench.demo_ledger import Counts, Ledger, Phase, verdict
-from bench.demo_listeners import Listener, NotReady
+from bench import demo_listeners, demo_report, demo_wishes
+from bench.demo_events import Audience, Change, choose_mute, drafts, folders_of, subscribe
+from bench.demo_ledger import Counts, Evidence, Ledger, Phase, verdict
+from bench.demo_listeners import Form, Listener, NotReady, Ways
+from bench.demo_operator import Operator
 from bench.demo_publishing import Producer, read_inbox
 from bench.demo_report import Places, Teller
-from bench.demo_source import read_source
+from bench.demo_source import read_archive, read_source
 from bench.installation import Installation
 from bench.measures import Spread, spread
 from heliograph_client.publisher import Publisher
@@ -73,6 +76,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """What a run came to."""
 
     counts: Counts
+    evidence: Evidence
     spreads: dict[Phase, Spread]
     places: Sequence[Places]
     kill: Kill
@@ -85,7 +89,7 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def faults(self) -> Sequence[str]:
         """What is wrong, in words."""
-        return verdict(self.counts, missing_rows=self.missing_rows, refused=len(self.refused))
+        return verdict(self.counts, self.evidence, missing_rows=self.missing_rows, refused=len(self.refused))
 
 
 class Demo:
@@ -107,15 +111,16 @@ class Demo:
             key_file=producer / "key.pem",
             server_name=up.producer_host,
         )
-        context = self._tls.context()
+        ways = Ways(self._tls, self._tls.context())
         self._listeners = [
             Listener(
                 name,
-                url=up.live_urls["edge"],
-                token=installation.token(name, tenant=TENANT),
-                tls=context,
-                encoding="json" if index % 2 else "proto",
                 ledger=self._ledger,
+                token=installation.token(name, tenant=TENANT),
+                url=up.live_urls["edge"],
+                edge=up.edge,
+                ways=ways,
+                form=_form(index),
             )
             for index, name in enumerate(_names(choices.listeners))
         ]
@@ -123,27 +128,31 @@ class Demo:
     async def run(self) -> Outcome:
         """Does everything between start and stop."""
         say, choices = self._teller.say, self._choices
-        events = self._events()
+        changes, audience = self._audience()
         async with demo_listeners.listening(self._listeners):
             places = [Places("before", await demo_listeners.spread_out(self._listeners, _NODES, _READY_LIMIT_S))]
-            text = " and ".join(f"{count} on {node}" for node, count in sorted(places[0].sessions.items()))
-            say(f"{len(self._listeners)} listeners are connected, {text}; half speak JSON, half the binary form")
+            self._tell_places(places[0])
             async with self._publisher() as sdk, self._rest() as rest:
                 producer = Producer(sdk=sdk, rest=rest, ledger=self._ledger)
                 await producer.open()
+                await self._make_wishes(audience, rest)
                 say(f"publishing {choices.rate:g} events a second for {choices.seconds:g} s, 4 of 5 with the SDK")
+                events = drafts(changes, audience, self._event_count)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(producer.run(events, 1.0 / choices.rate))
                     killing = group.create_task(self._kill(places))
                 say(f"{producer.sent_count} events are published; waiting for the last acks")
                 await self._settle()
                 places.append(Places("at the end", demo_listeners.places(self._listeners)))
+                operator = Operator(self._installation.folder, TENANT, ledger=self._ledger, teller=self._teller)
+                evidence = await operator.gather(audience.mute, sdk, self._listeners[0].name, self._listeners[-1].name)
                 rows, missing = await self._check_inboxes(rest)
         totals = demo_listeners.total(listener.stats for listener in self._listeners)
         kill = killing.result()
         spreads = {phase: spread(found) for phase, found in self._ledger.latencies(kill.killed, kill.recovered).items()}
         return Outcome(
             counts=self._ledger.counts(),
+            evidence=evidence,
             spreads=spreads,
             places=places,
             kill=kill,
@@ -154,17 +163,51 @@ class Demo:
             refused=producer.refused,
         )
 
-    def _events(self) -> Iterator[Draft]:
-        source, changes = read_source()
-        folders = {folder for change in changes for folder in folders_of(change)}
-        subscriptions = subscribe([listener.name for listener in self._listeners], folders, _FOLDERS_EACH)
-        self._teller.say(f"read {source}; each becomes an event for those who follow a folder that it touches")
-        example = self._listeners[0].name
+    @property
+    def _event_count(self) -> int:
+        return round(self._choices.rate * self._choices.seconds)
+
+    def _tell_places(self, before: Places) -> None:
+        text = " and ".join(f"{count} on {node}" for node, count in sorted(before.sessions.items()))
+        forms = Counter(listener.form for listener in self._listeners)
         self._teller.say(
-            f"{len(subscriptions)} listeners follow {_FOLDERS_EACH} of {len(folders)} folders each; "
-            f"{example}: {', '.join(subscriptions[example])}"
+            f"{len(self._listeners)} listeners are connected, {text}: "
+            f"{forms['json']} WebSockets with JSON, {forms['proto']} with the binary form, {forms['grpc']} gRPC streams"
         )
-        return drafts(changes, subscriptions, round(self._choices.rate * self._choices.seconds))
+
+    def _audience(self) -> tuple[Sequence[Change], Audience]:
+        """Reads the source, and decides who follows what."""
+        what, changes = read_source()
+        audience = self._audience_of(changes)
+        if audience.mute is None:
+            # All of one category: there would be nothing to mute without muting everything.
+            what, changes = read_archive()
+            audience = self._audience_of(changes)
+        folders = {folder for change in changes for folder in folders_of(change)}
+        self._teller.say(f"read {what}; each becomes an event for those who follow a folder that it touches")
+        self._teller.say(
+            f"{len(audience.folders)} listeners follow {min(_FOLDERS_EACH, len(folders))} of {len(folders)} folders "
+            f"each: {len(audience.by_topic)} by topic, {len(audience.folders) - len(audience.by_topic)} by name"
+        )
+        return changes, audience
+
+    def _audience_of(self, changes: Sequence[Change]) -> Audience:
+        names = [listener.name for listener in self._listeners]
+        folders = {folder for change in changes for folder in folders_of(change)}
+        topical = frozenset(name for index, name in enumerate(names) if demo_wishes.follows_by_topic(index))
+        audience = Audience(subscribe(names, folders, _FOLDERS_EACH), topical)
+        return msgspec.structs.replace(audience, mute=choose_mute(changes, audience, self._event_count))
+
+    async def _make_wishes(self, audience: Audience, rest: httpx2.AsyncClient) -> None:
+        """Lets listeners subscribe, and one of them mute something."""
+        ways = await demo_wishes.subscribe(self._listeners, audience, rest)
+        self._teller.say("subscribed to topics: " + " and ".join(f"{count} {way}" for way, count in ways.items()))
+        if audience.mute is not None:
+            await demo_wishes.set_mute(audience.mute, self._token(audience.mute.listener), rest)
+            self._teller.say(f'{audience.mute.listener} muted the category "{audience.mute.category}", over REST')
+
+    def _token(self, name: str) -> str:
+        return self._installation.token(name, tenant=TENANT)
 
     def _publisher(self) -> Publisher:
         return Publisher(self._edge, tls=self._producer_tls)
@@ -226,13 +269,20 @@ class Demo:
         """Compares what every recipient's inbox lists with what it must list; returns rows and missing rows."""
         rows = missing = 0
         for listener in self._listeners:
-            token = self._installation.token(listener.name, tenant=TENANT)
+            token = self._token(listener.name)
             expected = self._ledger.window_of(listener.name)
             listed = await read_inbox(rest, token)
             rows += len(listed)
             missing += len(expected - listed)
         self._teller.say(f"read {len(self._listeners)} inboxes over REST: {rows} rows, {missing} missing")
         return rows, missing
+
+
+def _form(index: int) -> Form:
+    """Returns what a listener speaks: one of eight gRPC, the others JSON and the binary form in turn."""
+    if index % 8 == 0:
+        return "grpc"
+    return "json" if index % 2 else "proto"
 
 
 def _names(count: int) -> list[str]:
@@ -246,6 +296,7 @@ def show(outcome: Outcome, teller: Teller) -> None:
     teller.table(
         demo_report.counts_table(
             outcome.counts,
+            outcome.evidence,
             duplicates=outcome.duplicates,
             replayed=outcome.replayed,
             rows=outcome.rows,

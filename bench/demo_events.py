@@ -6,16 +6,24 @@ Pure: text in, values out. Must not read git or files (`demo_source.py` does) an
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from urllib.parse import quote
 
 import msgspec
 
 TITLE_CHARACTERS = 200
+# Topics that one event may name.
+TOPICS = 10
+# Every so many events leave out one of those who would get them, as whoever made a change needs no word of it.
+EXCLUDED_EVERY = 5
 # Stands for the files beside the folders.
 TOP = "."
 # What one record of the log begins with, and what parts the id from the subject: no subject has these characters.
 RECORD, FIELD = "\x1e", "\x1f"
 
+# Of the development registry: who mutes it gets it all the same.
+_MANDATORY = frozenset({"security"})
 _SECURITY_WORDS = ("cert", "token", "access", "identity", "guard", "secret", "auth")
 
 
@@ -35,11 +43,50 @@ class Change(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
 
 
+class Mute(msgspec.Struct, frozen=True):
+    """Who muted which category."""
+
+    listener: str
+    category: str
+
+
+class Audience(msgspec.Struct, frozen=True):
+    """Who follows what, and how.
+
+    Attributes:
+        folders: of each listener.
+        by_topic: those who are subscribed to the topics of their folders; events name the others.
+        mute: a wish that is respected; None: nobody has one.
+    """
+
+    folders: Mapping[str, Sequence[str]]
+    by_topic: frozenset[str] = frozenset()
+    mute: Mute | None = None
+
+
 class Draft(msgspec.Struct, frozen=True):
-    """An event before it is published."""
+    """An event before it is published.
+
+    Attributes:
+        category: of the registry.
+        recipients: whom it names.
+        topics: whose subscribers it is for as well.
+        excluded: who gets it in no case.
+        due: who must get it.
+        by_topic: of them, those whom topics alone lead to.
+        suppressed: who would get it, had they not muted it.
+        title: one line.
+        body: what was touched.
+        link: an app path.
+    """
 
     category: str
     recipients: tuple[str, ...]
+    topics: tuple[str, ...]
+    excluded: tuple[str, ...]
+    due: tuple[str, ...]
+    by_topic: tuple[str, ...]
+    suppressed: tuple[str, ...]
     title: str
     body: str
     link: str
@@ -89,20 +136,62 @@ def subscribe(listeners: Sequence[str], folders: Iterable[str], each: int) -> di
     }
 
 
-def draft(change: Change, subscriptions: Mapping[str, Sequence[str]]) -> Draft | None:
-    """Returns the event of a change, addressed to all who are subscribed to a folder it touches; None for nobody."""
+def topic_of(folder: str) -> str:
+    """Returns the topic of a folder, in the characters that topics have."""
+    return "folder:" + quote(folder, safe="").replace("%", "=").replace("~", "=7E")
+
+
+def draft(change: Change, audience: Audience, turn: int | None = None) -> Draft | None:
+    """Returns the event of a change, for all who follow a folder it touches; None for nobody.
+
+    Args:
+        change: what happened.
+        audience: who follows what.
+        turn: whose turn it is to be left out; None: nobody is.
+    """
     touched = folders_of(change)
-    recipients = tuple(name for name, folders in sorted(subscriptions.items()) if not set(touched).isdisjoint(folders))
-    if not recipients:
+    concerned = [name for name, folders in sorted(audience.folders.items()) if not set(touched).isdisjoint(folders)]
+    topical = touched[:TOPICS]
+    by_topic = {
+        name for name in concerned if name in audience.by_topic and not set(topical).isdisjoint(audience.folders[name])
+    }
+    excluded = () if turn is None or len(concerned) < 2 else (concerned[turn % len(concerned)],)
+    reached = [name for name in concerned if name not in excluded]
+    if not reached:
         return None
-    count = len(change.files)
+    category, count = category_of(change), len(change.files)
+    mute = audience.mute
+    suppressed = (mute.listener,) if mute and mute.category == category and mute.listener in reached else ()
+    due = tuple(name for name in reached if name not in suppressed)
     return Draft(
-        category=category_of(change),
-        recipients=recipients,
+        category=category,
+        recipients=tuple(name for name in concerned if name not in by_topic),
+        topics=tuple(topic_of(folder) for folder in topical) if by_topic else (),
+        excluded=excluded,
+        due=due,
+        by_topic=tuple(name for name in due if name in by_topic),
+        suppressed=suppressed,
         title=change.subject,
         body=f"{change.reference}: {count} {'file' if count == 1 else 'files'} in {', '.join(touched)}",
         link=change.link,
     )
+
+
+def choose_mute(changes: Sequence[Change], audience: Audience, count: int) -> Mute | None:
+    """Returns the mute that keeps most of so many events back, of a listener by topic who gets others still.
+
+    A category that is mandatory cannot be muted. None: no listener gets events of two categories.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    gets: dict[str, set[str]] = {}
+    for one in drafts(changes, msgspec.structs.replace(audience, mute=None), count):
+        for name in one.by_topic:
+            found[name, one.category] += 1
+            gets.setdefault(name, set()).add(one.category)
+    for (name, category), _ in sorted(found.items(), key=lambda item: (-item[1], item[0])):
+        if category not in _MANDATORY and len(gets[name]) > 1:
+            return Mute(name, category)
+    return None
 
 
 def category_of(change: Change) -> str:
@@ -116,16 +205,20 @@ def category_of(change: Change) -> str:
     return "general"
 
 
-def drafts(changes: Sequence[Change], subscriptions: Mapping[str, Sequence[str]], count: int) -> Iterator[Draft]:
-    """Yields so many events, oldest change first; a short history repeats.
+def drafts(changes: Sequence[Change], audience: Audience, count: int) -> Iterator[Draft]:
+    """Yields so many events, oldest change first; a short history repeats, and every fifth leaves somebody out.
 
     Raises:
         ValueError: no change concerns anybody.
     """
-    found = [one for change in changes if (one := draft(change, subscriptions)) is not None]
+    found = [change for change in changes if draft(change, audience) is not None]
     if not found:
         raise ValueError("no change touches a folder that somebody is subscribed to")
-    yield from itertools.islice(itertools.cycle(found), count)
+    for number, change in enumerate(itertools.islice(itertools.cycle(found), count)):
+        turn = number // EXCLUDED_EVERY if number % EXCLUDED_EVERY == EXCLUDED_EVERY - 1 else None
+        one = draft(change, audience, turn)
+        if one is not None:
+            yield one
 
 
 def _one_line(text: str) -> str:

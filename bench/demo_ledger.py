@@ -14,6 +14,8 @@ import msgspec
 # The rows an inbox serves: so many of high priority, so many of the rest.
 WINDOW_ROWS = 100
 HIGH_CATEGORIES = frozenset({"security"})
+# What an operator must be told of the mute and of the dead letter.
+MUTED, STORE_REFUSED = "muted", "store_refused"
 
 
 class Phase(enum.Enum):
@@ -33,6 +35,10 @@ class Published(msgspec.Struct, frozen=True):
         recipients: who is due it.
         intended: when it was to be published.
         way: "SDK" or "REST".
+        by_topic: of the recipients, those whom topics alone lead to.
+        suppressed: who would be due it, had they not muted it.
+        excluded: whom its audience leaves out.
+        timed: whether its latencies count; not those of what was held up on purpose.
     """
 
     event_id: str
@@ -40,6 +46,24 @@ class Published(msgspec.Struct, frozen=True):
     recipients: tuple[str, ...]
     intended: float
     way: str
+    by_topic: tuple[str, ...] = ()
+    suppressed: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    timed: bool = True
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What was seen beside the counts.
+
+    Attributes:
+        explained: the reason that Explain gave for one notification that a mute kept back.
+        buried: the reason of the dead letter, as the list of them has it.
+        redriven: the dead letter was redriven, and its notification arrived and was acked.
+    """
+
+    explained: str = ""
+    buried: str = ""
+    redriven: bool = False
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -49,6 +73,9 @@ class Counts(msgspec.Struct, frozen=True):
         published: events answered OK.
         by_way: of them, by the way they took.
         due: notifications that these make.
+        due_by_topic: of them, those for subscribers whom the event does not name.
+        suppressed: those that a mute kept back.
+        excluded: those that an exclusion kept back.
         delivered: of them, those that were shown to their listener.
         acked: of them, those whose ack is stored.
         shown_twice: showings beyond the first.
@@ -59,6 +86,9 @@ class Counts(msgspec.Struct, frozen=True):
     published: int
     by_way: Mapping[str, int]
     due: int
+    due_by_topic: int
+    suppressed: int
+    excluded: int
     delivered: int
     acked: int
     shown_twice: int
@@ -95,6 +125,18 @@ class Ledger:
         """Events answered OK."""
         return len(self._published)
 
+    def is_acked(self, listener: str, notification_id: str) -> bool:
+        """Returns whether an ack is stored."""
+        return (listener, notification_id) in self._acked
+
+    def is_shown(self, listener: str, notification_id: str) -> bool:
+        """Returns whether it was shown."""
+        return (listener, notification_id) in self._shown
+
+    def suppressed(self, listener: str) -> list[str]:
+        """Returns the ids of the events that a mute kept from this listener."""
+        return [event.event_id for event in self._published.values() if listener in event.suppressed]
+
     @property
     def shown_count(self) -> int:
         """Notifications shown at least once."""
@@ -114,6 +156,9 @@ class Ledger:
             published=len(self._published),
             by_way=dict(sorted(ways.items())),
             due=len(due),
+            due_by_topic=sum(len(event.by_topic) for event in self._published.values()),
+            suppressed=sum(len(event.suppressed) for event in self._published.values()),
+            excluded=sum(len(event.excluded) for event in self._published.values()),
             delivered=len(due & self._shown.keys()),
             acked=len(due & self._acked.keys()),
             shown_twice=self._shown.total() - len(self._shown),
@@ -131,7 +176,7 @@ class Ledger:
         found: dict[Phase, list[int]] = {phase: [] for phase in Phase}
         for (_, event_id), acked in self._acked.items():
             event = self._published.get(event_id)
-            if event is not None:
+            if event is not None and event.timed:
                 phase = phase_of(event.intended, acked, killed, recovered)
                 found[phase].append(round((acked - event.intended) * 1_000_000))
         return found
@@ -154,11 +199,12 @@ def phase_of(intended: float, acked: float, killed: float, recovered: float) -> 
     return Phase.AFTER if intended > recovered else Phase.DURING
 
 
-def verdict(counts: Counts, *, missing_rows: int, refused: int) -> Sequence[str]:
+def verdict(counts: Counts, evidence: Evidence, *, missing_rows: int, refused: int) -> Sequence[str]:
     """Returns what is wrong, in words; nothing when all is as promised.
 
     Args:
         counts: of the ledger.
+        evidence: what was seen of a mute and a dead letter.
         missing_rows: notifications that an inbox should list and does not.
         refused: events that got no OK.
     """
@@ -177,6 +223,13 @@ def verdict(counts: Counts, *, missing_rows: int, refused: int) -> Sequence[str]
         faults.append(f"{missing_rows} notifications are not in the inbox")
     if refused:
         faults.append(f"{refused} events were not accepted")
+    if counts.due and not (counts.due_by_topic and counts.excluded):
+        faults.append("no event went to a topic and left somebody out")
+    if not counts.suppressed or evidence.explained != MUTED:
+        answer = evidence.explained or "nothing"
+        faults.append(f"a mute kept {counts.suppressed} notifications back, and Explain says {answer}")
+    if evidence.buried != STORE_REFUSED or not evidence.redriven:
+        faults.append("no dead letter was redriven to its listener")
     return faults
 
 

@@ -1,4 +1,4 @@
-"""The demo's listeners: each one subscriber of the SDK, as an app would have it, over the edge's WebSocket.
+"""The demo's listeners: each one subscriber of the SDK, as an app has it, over WebSocket or gRPC.
 
 Must not judge what arrived: the ledger takes notes.
 """
@@ -11,10 +11,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Literal, TypeAlias
+
+import msgspec
 
 from bench.demo_ledger import Ledger
-from heliograph_client.frames import Encoding
 from heliograph_client.subscriber import Subscriber
+from heliograph_client.tls import Tls
 from heliograph_client.values import (
     CaughtUp,
     Connected,
@@ -27,27 +30,49 @@ from heliograph_client.values import (
 _POLL_S = 0.02
 
 
+Form: TypeAlias = Literal["json", "proto", "grpc"]
+
+
+class Ways(msgspec.Struct, frozen=True):
+    """How the edge proves itself over each transport."""
+
+    tls: Tls
+    context: ssl.SSLContext
+
+
 class Listener:
     """One recipient with one device.
 
     Attributes:
         name: the recipient.
-        encoding: of its frames.
+        token: of the recipient.
+        form: of its frames.
         node: the gateway node that holds its session, "" without one.
         ready_time: when its copy of the inbox was last complete; 0.0 while it is not.
         losses: sessions that broke.
     """
 
-    def __init__(self, name: str, *, url: str, token: str, tls: ssl.SSLContext, encoding: Encoding, ledger: Ledger):
+    def __init__(self, name: str, *, ledger: Ledger, token: str, url: str, edge: str, ways: Ways, form: Form) -> None:
+        """Makes one that does not run yet.
+
+        Args:
+            name: the recipient.
+            ledger: takes notes.
+            token: of the recipient.
+            url: where WebSockets go.
+            edge: "host:port" where gRPC goes.
+            ways: how the edge proves itself.
+            form: of the frames.
+        """
         self.name = name
-        self.encoding = encoding
+        self.form = form
         self.node = ""
         self.ready_time = 0.0
         self.losses = 0
         self._ledger = ledger
-        self._url = url
-        self._token = token
-        self._tls = tls
+        self._url = edge if form == "grpc" else url
+        self.token = token
+        self._ways = ways
         self._opened: list[Subscriber] = []
 
     @property
@@ -62,6 +87,14 @@ class Listener:
                 async for notification in notifications:
                     self._ledger.show(self.name, notification.id)
 
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Subscribes through its session; every event that is accepted from now on finds it.
+
+        Raises:
+            Failure: it is not confirmed.
+        """
+        await self._opened[-1].subscribe(*topics)
+
     async def move(self) -> None:
         """Connects anew, as an app that is started again."""
         self.node, self.ready_time = "", 0.0
@@ -70,10 +103,12 @@ class Listener:
     def _open(self) -> Subscriber:
         subscriber = Subscriber(
             self._url,
-            token=self._token,
+            token=self.token,
             device_id="demo",
-            encoding=self.encoding,
-            tls_context=self._tls,
+            transport="grpc" if self.form == "grpc" else "websocket",
+            encoding="json" if self.form == "json" else "proto",
+            tls=self._ways.tls if self.form == "grpc" else None,
+            tls_context=None if self.form == "grpc" else self._ways.context,
             on_update=self._note,
             client_name="heliograph demo",
         )

@@ -67,7 +67,13 @@ class Producer:
     async def _over_sdk(self, draft: Draft, intended: float) -> None:
         try:
             receipt = await self._sdk.publish(
-                category=draft.category, to=draft.recipients, title=draft.title, body=draft.body, link=draft.link
+                category=draft.category,
+                to=draft.recipients,
+                topics=draft.topics,
+                excluded=draft.excluded,
+                title=draft.title,
+                body=draft.body,
+                link=draft.link,
             )
         except Failure as failure:
             self.refused.append(f"SDK: {type(failure).__name__} {failure.reason}: {failure.message}")
@@ -76,7 +82,12 @@ class Producer:
 
     async def _over_rest(self, draft: Draft, intended: float) -> None:
         content = {"title": draft.title, "body": draft.body, "link": draft.link}
-        event = {"category": draft.category, "audience": {"recipientIds": draft.recipients}, "content": content}
+        audience = {
+            "recipientIds": draft.recipients,
+            "topicIds": draft.topics,
+            "excludedRecipientIds": draft.excluded,
+        }
+        event = {"category": draft.category, "audience": audience, "content": content}
         # Drawn once: a repeat under the same id is absorbed.
         request_id = to_text(uuid7(time.time_ns() // 1_000_000, os.urandom(10)))
         answer = ""
@@ -96,7 +107,18 @@ class Producer:
         self.refused.append(f"REST: {answer}")
 
     def _note(self, event_id: str, draft: Draft, intended: float, way: str) -> None:
-        self._ledger.publish(Published(event_id, draft.category, draft.recipients, intended, way))
+        self._ledger.publish(
+            Published(
+                event_id,
+                draft.category,
+                draft.due,
+                intended,
+                way,
+                by_topic=draft.by_topic,
+                suppressed=draft.suppressed,
+                excluded=draft.excluded,
+            )
+        )
 
 
 async def read_inbox(rest: httpx2.AsyncClient, token: str) -> set[str]:

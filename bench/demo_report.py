@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.demo_ledger import Counts, Phase
+from bench.demo_ledger import Counts, Evidence, Phase
 from bench.measures import Spread
 from heliograph_cli.record import UpRecord
 
@@ -68,10 +68,13 @@ class Teller:
         if faults:
             self._console.print(f"[bold red]FAILED: {escape('; '.join(faults))}[/]", soft_wrap=True)
         else:
-            self._console.print("[bold green]OK: nothing was lost and nothing was shown twice[/]")
+            text = "OK: nothing was lost, nothing was shown twice, wishes were respected, the dead letter came back"
+            self._console.print(f"[bold green]{text}[/]", soft_wrap=True)
 
 
-def counts_table(counts: Counts, *, duplicates: int, replayed: int, rows: int, missing_rows: int) -> Table:
+def counts_table(
+    counts: Counts, evidence: Evidence, *, duplicates: int, replayed: int, rows: int, missing_rows: int
+) -> Table:
     """Returns the table of numbers, each with what it means."""
     ways = ", ".join(f"{count} {way}" for way, count in counts.by_way.items())
     table = Table(title="What became of it", title_justify="left")
@@ -79,12 +82,19 @@ def counts_table(counts: Counts, *, duplicates: int, replayed: int, rows: int, m
         table.add_column(column, justify="right" if justify == "right" else "left")
     lines = (
         ("published", counts.published, f"events answered OK ({ways})"),
-        ("due", counts.due, "notifications that these events make: one for each recipient"),
+        ("due", counts.due, f"notifications that these make, {counts.due_by_topic:,} of them through topics alone"),
+        ("excluded", counts.excluded, "kept back, as the event left the listener out"),
+        (
+            "suppressed by wish",
+            counts.suppressed,
+            f"kept back by a mute; Explain says of one: {evidence.explained or 'nothing'}",
+        ),
         ("delivered", counts.delivered, f"of them, those shown to their listener ({replayed} of them by replay)"),
         ("acked", counts.acked, "of them, those whose ack is stored"),
         ("duplicates on the wire", duplicates, "frames that a listener's SDK had already and dropped"),
         ("duplicates shown", counts.shown_twice, "handed to an application a second time: must be 0"),
         ("lost", counts.lost, "due, and shown to nobody: must be 0"),
+        ("redriven", int(evidence.redriven), f"dead letter ({evidence.buried}), then shown and acked: must be 1"),
         ("inbox rows checked", rows, f"listed over REST; {missing_rows} are missing: must be 0"),
     )
     for name, count, meaning in lines:

@@ -26,8 +26,13 @@ def read_source(root: Path = ROOT) -> tuple[str, list[Change]]:
     changes = read_log(_log(root))
     if changes:
         return f"git history of this repository, {len(changes)} commits", changes
+    return read_archive(root)
+
+
+def read_archive(root: Path = ROOT) -> tuple[str, list[Change]]:
+    """Returns the same of the files as they are, without history."""
     changes = of_files({path.relative_to(root).as_posix(): _digest(path) for path in _files(root)})
-    return f"this source archive, which has no history: {len(changes)} files stand in", changes
+    return f"this source as it is, {len(changes)} files: there is no history, or none to choose from", changes
 
 
 def _log(root: Path) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.demo_ledger import WINDOW_ROWS, Ledger, Phase, Published, phase_of, verdict
+from bench.demo_ledger import MUTED, STORE_REFUSED, WINDOW_ROWS, Evidence, Ledger, Phase, Published, phase_of, verdict
+
+_SEEN = Evidence(MUTED, STORE_REFUSED, True)
 
 
 def _event(number: int, *recipients: str, intended: float = 0.0, category: str = "general") -> Published:
@@ -12,12 +14,14 @@ def _event(number: int, *recipients: str, intended: float = 0.0, category: str =
 
 
 def _faults(ledger: Ledger, *, missing_rows: int = 0, refused: int = 0) -> str:
-    return "; ".join(verdict(ledger.counts(), missing_rows=missing_rows, refused=refused))
+    return "; ".join(verdict(ledger.counts(), _SEEN, missing_rows=missing_rows, refused=refused))
 
 
 def _good_run() -> Ledger:
     ledger = Ledger()
-    ledger.publish(_event(1, "a", "b"))
+    ledger.publish(
+        Published("00000001", "general", ("a", "b"), 0.0, "REST", by_topic=("b",), suppressed=("m",), excluded=("x",))
+    )
     ledger.publish(_event(2, "a"))
     for listener, event_id in (("a", "00000001"), ("b", "00000001"), ("a", "00000002")):
         ledger.show(listener, event_id)
@@ -89,7 +93,7 @@ def test_showing_before_the_answer_to_the_producer_is_no_fault() -> None:
     ledger.ack("a", ["00000001"], 0.5)
     ledger.publish(_event(1, "a"))
     ledger.publish(_event(1, "a"))
-    assert (ledger.counts().due, ledger.outstanding(), _faults(ledger)) == (1, 0, "")
+    assert (ledger.counts().due, ledger.counts().lost, ledger.counts().strangers, ledger.outstanding()) == (1, 0, 0, 0)
 
 
 def test_the_number_of_those_that_are_on_their_way_is_exact_at_the_end() -> None:
@@ -140,3 +144,58 @@ def test_an_inbox_must_list_the_newest_of_each_kind() -> None:
     assert "00000999" in window
     assert "00000004" not in window
     assert "00000005" in window
+
+
+def test_topics_exclusions_and_mutes_are_counted() -> None:
+    """Who is due by topic is part of those who are due; who is kept back is not."""
+    counts = _good_run().counts()
+    assert (counts.due, counts.due_by_topic, counts.suppressed, counts.excluded) == (3, 1, 1, 1)
+    assert _good_run().suppressed("m") == ["00000001"]
+    assert _good_run().suppressed("a") == []
+
+
+@pytest.mark.parametrize("recipient", ["m", "x"])
+def test_what_was_to_be_kept_back_and_came_is_a_fault(recipient: str) -> None:
+    """A mute or an exclusion that is not respected shows."""
+    ledger = _good_run()
+    ledger.show(recipient, "00000001")
+    assert "not for" in _faults(ledger)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "fault"),
+    [
+        (Evidence("", STORE_REFUSED, True), "a mute kept 1 notifications back, and Explain says nothing"),
+        (Evidence("opted_out", STORE_REFUSED, True), "a mute kept 1 notifications back, and Explain says opted_out"),
+        (Evidence(MUTED, "", True), "no dead letter was redriven to its listener"),
+        (Evidence(MUTED, "poison", True), "no dead letter was redriven to its listener"),
+        (Evidence(MUTED, STORE_REFUSED, False), "no dead letter was redriven to its listener"),
+    ],
+)
+def test_missing_evidence_is_a_fault(evidence: Evidence, fault: str) -> None:
+    """What Explain says and the way of the dead letter decide as the counts do."""
+    assert verdict(_good_run().counts(), evidence, missing_rows=0, refused=0) == [fault]
+
+
+def test_a_run_without_topics_or_a_mute_is_a_fault() -> None:
+    """What was not tried is not shown to work."""
+    ledger = Ledger()
+    ledger.publish(_event(1, "a"))
+    ledger.show("a", "00000001")
+    ledger.ack("a", ["00000001"], 1.0)
+    assert verdict(ledger.counts(), _SEEN, missing_rows=0, refused=0) == [
+        "no event went to a topic and left somebody out",
+        "a mute kept 0 notifications back, and Explain says muted",
+    ]
+
+
+def test_what_was_held_up_on_purpose_is_due_but_not_timed() -> None:
+    """A redriven notification counts, and its latency does not."""
+    ledger = Ledger()
+    ledger.publish(Published("00000001", "billing", ("a",), 1.0, "SDK", timed=False))
+    assert ledger.outstanding() == 1
+    ledger.show("a", "00000001")
+    ledger.ack("a", ["00000001"], 9.0)
+    assert (ledger.is_shown("a", "00000001"), ledger.is_acked("a", "00000001")) == (True, True)
+    assert ledger.is_acked("b", "00000001") is False
+    assert not any(ledger.latencies(0.0, 0.5).values())
