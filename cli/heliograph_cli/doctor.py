@@ -25,9 +25,10 @@ from typing import Literal
 import msgspec
 
 from heliograph_cli import record
+from heliograph_cli import schemas as schema
 from heliograph_cli.failures import CommandFailed
 from heliograph_cli.folders import Folders, deploy_file
-from heliograph_cli.record import UpRecord
+from heliograph_cli.record import UpRecord, installed_version
 from mesh.errors import StartError
 
 Level = Literal["ok", "warn", "fail"]
@@ -37,8 +38,13 @@ _LITTLE_SPACE = 2 << 30
 _NO_SPACE = 200 << 20
 _SQLITE_HEADER = b"SQLite format 3\0"
 _LARGEST_SKEW_S = 2.0
+_SET_CLOCK = "set this machine's clock, best by NTP, then `heliograph down` and `heliograph up`"
 _PACKAGES = ("heliograph", "grpcio", "protobuf", "cryptography", "websockets")
 _WITHOUT_VERSION = "0"
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -59,6 +65,8 @@ class Patient(msgspec.Struct, frozen=True):
         base_port: first of the ports that are needed.
         topology: the topology file; None: the one that comes with the package.
         producers: the registry of producers; None: the one that comes with the package.
+        now: this machine's clock, in Unix seconds.
+        free: bytes that are free where a folder is.
     """
 
     place: Folders
@@ -66,6 +74,8 @@ class Patient(msgspec.Struct, frozen=True):
     base_port: int | None
     topology: Path | None
     producers: Path | None
+    now: Callable[[], float] = time.time
+    free: Callable[[Path], int] = _free_bytes
 
 
 async def examine(
@@ -85,7 +95,7 @@ async def examine(
         running = None
     patient = Patient(place, running, base_port, topology, producers)
     checks: list[Callable[[Patient], Awaitable[list[Finding]]]] = [
-        *(versions, envoy, limits, folders, disk, stores, keys, certificates, ports, processes, clock),
+        *(versions, envoy, limits, folders, disk, stores, schemas, keys, certificates, ports, processes, clock),
     ]
     for check in checks:
         try:
@@ -162,7 +172,7 @@ async def folders(patient: Patient) -> list[Finding]:
 async def disk(patient: Patient) -> list[Finding]:
     """Room for stores and logs."""
     folder = next(one for one in (patient.place.state, *patient.place.state.parents) if one.exists())
-    free = shutil.disk_usage(folder).free
+    free = patient.free(folder)
     text = f"{free / (1 << 30):.1f} GiB free at {folder}"
     if free < _NO_SPACE:
         return [Finding("fail", "disk", text, "free some space: accepted events could not be stored")]
@@ -183,6 +193,25 @@ async def stores(patient: Patient) -> list[Finding]:
             advice = "restore it, or move it away to begin with an empty store"
             findings.append(Finding("fail", "stores", f"{file}: {fault}", advice))
     return findings or [Finding("ok", "stores", f"{len(files)} files open" if files else "none yet")]
+
+
+async def schemas(patient: Patient) -> list[Finding]:
+    """No store was written by a newer version, and what runs is the version that is installed."""
+    findings = []
+    for file in sorted(patient.place.data.rglob("*.db")):
+        try:
+            found, known = schema.version_of(file), schema.known_version(patient.place.data, file)
+        except sqlite3.Error:
+            continue  # said by `stores`
+        if known is not None and found > known:
+            text = f"{file}: has schema {found}, this version knows up to {known}"
+            advice = "install the newer Heliograph again, or choose another --state-dir"
+            findings.append(Finding("fail", "schemas", text, advice))
+    version = installed_version()
+    if patient.running is not None and patient.running.version not in ("", version):
+        text = f"version {patient.running.version} runs, {version} is installed"
+        findings.append(Finding("warn", "schemas", text, "`heliograph down`, then `heliograph up`"))
+    return findings or [Finding("ok", "schemas", "nothing was written by a newer version")]
 
 
 async def keys(patient: Patient) -> list[Finding]:
@@ -217,13 +246,13 @@ async def certificates(patient: Patient) -> list[Finding]:
     wanted = envoys.identities(topology, producers)
     for one in wanted:
         uri = one.names.uris[0] if one.names.uris else None
-        found = certs.inspect(patient.place.certs, one.path, time.time(), uri=uri)
+        found = certs.inspect(patient.place.certs, one.path, patient.now(), uri=uri)
         if found.fault:
             advice = f"remove {found.folder}, then `heliograph certs rotate`"
             findings.append(Finding("fail", "certificates", f"{one.path}: {found.fault}", advice))
         else:
             soonest = min(soonest, found.expire_time)
-    hours = (soonest - time.time()) / 3600
+    hours = (soonest - patient.now()) / 3600
     if not findings and hours < certs.LEAF_LIFETIME / 3600 / 3:
         text = f"the first one expires in {hours:.0f} h"
         return [Finding("warn", "certificates", text, "`heliograph certs rotate`")]
@@ -269,15 +298,20 @@ async def processes(patient: Patient) -> list[Finding]:
 
 
 async def clock(patient: Patient) -> list[Finding]:
-    """This clock and that of the edge agree; tokens and certificates depend on it."""
-    running = patient.running
+    """This clock is not behind what was written, and agrees with the edge's; tokens and certificates need it."""
+    running, now = patient.running, patient.now()
+    written = [(file.stat().st_mtime, str(file)) for file in patient.place.data.rglob("*") if file.is_file()]
+    if running is not None:
+        written.append((running.start_time, "`heliograph up`, by its own record,"))
+    latest, what = max(written, default=(0.0, ""))
+    if latest - now > _LARGEST_SKEW_S:
+        text = f"{what} is {latest - now:.0f} s in the future: the clock was set back"
+        return [Finding("fail", "clock", text, _SET_CLOCK)]
     if running is None or not running.edge:
-        return []
-    skew = await asyncio.to_thread(_edge_skew, running.edge, patient.place.certs / "ca" / "bundle.pem")
+        return [Finding("ok", "clock", "behind nothing that was written here")]
+    skew = now - await asyncio.to_thread(_edge_time, running.edge, patient.place.certs / "ca" / "bundle.pem")
     text = f"{abs(skew):.1f} s apart from the edge"
-    if abs(skew) > _LARGEST_SKEW_S:
-        return [Finding("fail", "clock", text, "set this machine's clock, best by NTP")]
-    return [Finding("ok", "clock", text)]
+    return [Finding("fail", "clock", text, _SET_CLOCK) if abs(skew) > _LARGEST_SKEW_S else Finding("ok", "clock", text)]
 
 
 def worst(findings: Iterable[Finding]) -> Level:
@@ -312,8 +346,8 @@ def _is_taken(address: str, port: int) -> bool:
     return False
 
 
-def _edge_skew(edge: str, bundle: Path) -> float:
-    """Returns by how many seconds this clock is ahead of the edge's."""
+def _edge_time(edge: str, bundle: Path) -> float:
+    """Returns the edge's time in Unix seconds."""
     import http.client
     import ssl
     from email.utils import parsedate_to_datetime
@@ -327,4 +361,4 @@ def _edge_skew(edge: str, bundle: Path) -> float:
     if date is None:
         raise CommandFailed("the edge does not say its time")
     # A date has whole seconds: half of one is the best guess.
-    return time.time() - (parsedate_to_datetime(date).timestamp() + 0.5)
+    return parsedate_to_datetime(date).timestamp() + 0.5

@@ -57,6 +57,7 @@ class UpRecord(msgspec.Struct, frozen=True):
         inbound: "host:port" of each process's sidecar; empty in direct mode.
         producer_host: the name by which producers with a certificate call the edge; empty in direct mode.
         processes: by name, in the order of their start.
+        version: of Heliograph; empty in a record of a version that did not say.
     """
 
     pid: int
@@ -70,6 +71,17 @@ class UpRecord(msgspec.Struct, frozen=True):
     inbound: dict[str, str]
     producer_host: str
     processes: dict[str, ProcessRecord]
+    version: str = ""
+
+
+def installed_version() -> str:
+    """Returns the version of Heliograph that is installed; empty where it runs from its sources alone."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("heliograph")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def write(path: Path, record: UpRecord) -> None:

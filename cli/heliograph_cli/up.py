@@ -21,7 +21,7 @@ from heliograph_cli.console import Console
 from heliograph_cli.failures import FAILED, USAGE, CommandFailed
 from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, deploy_file, folders
 from heliograph_cli.plan import EDGE, SINGLE, Choices, Plan, Process, plan_direct
-from heliograph_cli.record import ProcessRecord, State, UpRecord
+from heliograph_cli.record import ProcessRecord, State, UpRecord, installed_version
 from heliograph_cli.supervisor import Supervisor
 from mesh.errors import StartError
 from mesh.filelock import FileLock
@@ -190,6 +190,7 @@ class _Run:
                 )
                 for name, child in self._supervisor.children.items()
             },
+            version=installed_version(),
         )
 
 
