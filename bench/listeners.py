@@ -38,6 +38,7 @@ class Order(msgspec.Struct, frozen=True):
         sessions: one (device id, token) each.
         frozen: so many sessions stop reading once they are connected.
         pace: connects a second.
+        by_category: also keep intended time and latency of each receipt.
     """
 
     targets: list[str]
@@ -46,6 +47,7 @@ class Order(msgspec.Struct, frozen=True):
     sessions: list[tuple[str, str]]
     frozen: int = 0
     pace: float = 500.0
+    by_category: bool = False
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -57,6 +59,7 @@ class Result(msgspec.Struct, frozen=True):
         receipts: µs from intended time to receipt.
         acks: µs from intended time to the confirmed ack.
         closed: sessions that ended before their time.
+        by_category: where asked for, intended time and latency in turn, µs.
     """
 
     received: int
@@ -64,6 +67,7 @@ class Result(msgspec.Struct, frozen=True):
     receipts: list[int]
     acks: list[int]
     closed: int
+    by_category: dict[str, list[int]] = {}
 
 
 class Tally:
@@ -74,6 +78,7 @@ class Tally:
         self.acks = array.array("q")
         self.duplicates = 0
         self.closed = 0
+        self.by_category: dict[str, array.array[int]] = {}
 
 
 class Listener(asyncio.Protocol):
@@ -170,6 +175,10 @@ class Listener(asyncio.Protocol):
         intended = int(notification.content.body or 0)
         if intended:
             self._tally.receipts.append(now - intended)
+            if self._order.by_category:
+                self._tally.by_category.setdefault(notification.category, array.array("q")).extend(
+                    (intended, now - intended)
+                )
         self._frame_number += 1
         if intended:
             self._unconfirmed[self._frame_number] = intended
@@ -241,6 +250,7 @@ async def run() -> None:
         receipts=tally.receipts.tolist(),
         acks=tally.acks.tolist(),
         closed=tally.closed,
+        by_category={category: one.tolist() for category, one in tally.by_category.items()},
     )
     sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     sys.stdout.flush()
