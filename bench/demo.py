@@ -264,7 +264,8 @@ def _interruptible() -> Iterator[None]:
     """Makes SIGTERM end the demo as Ctrl-C does, so that the mesh is stopped."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        # The event loop ends its tasks in order at this one.
+        signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
