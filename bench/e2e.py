@@ -94,10 +94,10 @@ def measure(installation: Installation, load: Load, *, seconds: float, sessions:
     targets = installation.live_targets()
     if load.name in HALVES:
         # Recipients alternate between the nodes, as the publishers go through them in turn.
-        counted = _listen(installation, recipients[1::2], targets[1:])
-        others = [_listen(installation, recipients[0::2], targets[:1])]
+        counted = listen(installation, recipients[1::2], targets[1:])
+        others = [listen(installation, recipients[0::2], targets[:1])]
     else:
-        counted, others = _listen(installation, recipients, targets), []
+        counted, others = listen(installation, recipients, targets), []
     probe = FsyncProbe(installation.folder / "data")
     pids = installation.pids()
     frozen = [pid for name, pid in pids.items() if name.endswith("-0") and load.frozen_node]
@@ -107,18 +107,18 @@ def measure(installation: Installation, load: Load, *, seconds: float, sessions:
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     try:
-        publishing = _start("bench.publishers", _publisher_order(installation, recipients, load, seconds))
-        sent = msgspec.json.decode(_output(publishing), type=publishers.Result)
-        _settle(pids)
+        publishing = start("bench.publishers", publisher_order(installation, recipients, load, seconds))
+        sent = msgspec.json.decode(output(publishing), type=publishers.Result)
+        settle(pids)
     finally:
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
     took = time.monotonic() - began
     fsync = probe.stop()
     after = cpu_seconds(pids)
-    heard = msgspec.json.decode(_output(counted), type=listeners.Result)
+    heard = msgspec.json.decode(output(counted), type=listeners.Result)
     for other in others:
-        _output(other)
+        output(other)
     count = max(sent.due, 1)
     return Figures(
         load=load,
@@ -181,7 +181,7 @@ def _group(name: str) -> str:
     return "gateways" if name.startswith("gw-") else name
 
 
-def _settle(pids: Mapping[str, int]) -> None:
+def settle(pids: Mapping[str, int]) -> None:
     """Waits until the last frames have gone: the gateways' CPU time stands still."""
     gateways = {name: pid for name, pid in pids.items() if name.startswith("gw-")}
     end = time.monotonic() + _SETTLE_LIMIT
@@ -194,15 +194,18 @@ def _settle(pids: Mapping[str, int]) -> None:
         time.sleep(0.25)
 
 
-def _listen(installation: Installation, recipients: Sequence[str], targets: list[str]) -> subprocess.Popen[bytes]:
+def listen(
+    installation: Installation, recipients: Sequence[str], targets: list[str], *, by_category: bool = False
+) -> subprocess.Popen[bytes]:
     """Starts listeners and returns once all are connected."""
     order = listeners.Order(
         targets=targets,
         server_name="" if installation.direct else "localhost",
         ca_file="" if installation.direct else str(installation.folder / "certs" / "ca" / "bundle.pem"),
         sessions=[("bench", installation.token(recipient)) for recipient in recipients],
+        by_category=by_category,
     )
-    process = _start("bench.listeners", order)
+    process = start("bench.listeners", order)
     assert process.stdout is not None
     first = process.stdout.readline()
     if first.strip() != b'"ready"':
@@ -210,9 +213,10 @@ def _listen(installation: Installation, recipients: Sequence[str], targets: list
     return process
 
 
-def _publisher_order(
+def publisher_order(
     installation: Installation, recipients: Sequence[str], load: Load, seconds: float
 ) -> publishers.Order:
+    """Returns what a publishing process is told for a load."""
     up = installation.up
     producer = installation.folder / "certs" / "producer" / "acme" / "demo" / "current"
     return publishers.Order(
@@ -230,7 +234,8 @@ def _publisher_order(
     )
 
 
-def _start(module: str, order: msgspec.Struct) -> subprocess.Popen[bytes]:
+def start(module: str, order: msgspec.Struct) -> subprocess.Popen[bytes]:
+    """Starts one half of a load in a process of its own."""
     process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(order) + b"\n")
@@ -238,7 +243,8 @@ def _start(module: str, order: msgspec.Struct) -> subprocess.Popen[bytes]:
     return process
 
 
-def _output(process: subprocess.Popen[bytes]) -> bytes:
+def output(process: subprocess.Popen[bytes]) -> bytes:
+    """Waits for a process to end and returns its last line."""
     output, _ = process.communicate(timeout=_RESULTS_LIMIT)
     return output.splitlines()[-1]
 

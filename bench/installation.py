@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,6 +41,7 @@ class Installation:
         trace: bool = False,
         folder: Path | None = None,
         base_port: int | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         """Chooses where it will run.
 
@@ -49,6 +51,7 @@ class Installation:
             trace: log every step of every event.
             folder: state folder, which stays at the end; a temporary one if left out.
             base_port: first of its ports; free ones are looked for if left out.
+            environ: settings for its services, added to the environment.
         """
         self._temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="hg-bench-")) if folder is None else folder
@@ -56,6 +59,7 @@ class Installation:
         self.direct = direct
         self._gateways = gateways
         self._trace = trace
+        self._environ = dict(environ or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -78,7 +82,12 @@ class Installation:
         with (self.folder / "up.out").open("wb") as output:
             # A session of its own: Ctrl-C at the benchmark stops it through __exit__, in order.
             self._process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, stdin=subprocess.DEVNULL
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **self._environ},
             )
         try:
             self._wait_until_serving()
@@ -115,6 +124,24 @@ class Installation:
     def pids(self) -> dict[str, int]:
         """Returns every process by name."""
         return {name: process.pid for name, process in self.up.processes.items() if process.pid}
+
+    def gateways(self) -> dict[str, int]:
+        """Returns the processes of the gateway nodes by name."""
+        return {name: pid for name, pid in self.pids().items() if name.startswith("gw-")}
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Returns the metrics of a process by their full names; those with labels are added up."""
+        argv = self.up.processes[name].argv
+        port = argv[argv.index("--metrics-port") + 1]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+            text = response.read().decode("utf-8")
+        found: dict[str, float] = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                metric, _, value = line.rpartition(" ")
+                metric = metric.partition("{")[0]
+                found[metric] = found.get(metric, 0.0) + float(value)
+        return found
 
     def token(self, name: str, *, tenant: str = "acme", role: str = "recipient") -> str:
         """Returns a token for a recipient or a producer, good for an hour."""

@@ -60,6 +60,25 @@ def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
     return used
 
 
+def memory_bytes(pid: int) -> int:
+    """Returns the memory that is a process's own: what it would give back if it ended, files not counted."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1_024
+    raise RuntimeError(f"the system does not tell the memory of process {pid}")
+
+
+def quiet(pids: Mapping[str, int], *, limit: float = 60.0, share: float = 0.05) -> None:
+    """Returns when processes together use less than a share of a core for half a second, or the limit is over."""
+    end = time.monotonic() + limit
+    used = sum(cpu_seconds(pids).values())
+    while time.monotonic() < end:
+        time.sleep(0.5)
+        last, used = used, sum(cpu_seconds(pids).values())
+        if used - last < share * 0.5:
+            return
+
+
 class FsyncProbe:
     """Writes and syncs 4 KiB ten times a second in a folder, on a thread of its own: what the disk does meanwhile."""
 

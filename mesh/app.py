@@ -185,6 +185,8 @@ class App:
             self._announce(True)
             if when_started is not None:
                 when_started()
+            # Only now: what is collected after the start keeps nobody waiting.
+            self.telemetry.watch_collections()
             self.started.set()
             self.log.info("ready", start_s=round(loop.time() - begin, 3), loop=type(loop).__module__)
             await self._stop.wait()
@@ -214,7 +216,6 @@ class App:
 
     async def _start(self, started: list[_Resource]) -> None:
         self._make_folders()
-        self.telemetry.watch_collections()
         if self.settings.metrics_port:
             self.telemetry.serve(self.settings.metrics_port)
         for resource in self._resources:

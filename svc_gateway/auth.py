@@ -16,6 +16,7 @@ from svc_gateway.decisions import Admission, Identity
 from svc_gateway.sessions import Sessions
 
 _AGE_SPREAD = 0.2
+_DELAY_SPREAD = 0.2
 
 
 class FrontDesk:
@@ -47,7 +48,7 @@ class FrontDesk:
             node_id: begins each session's id.
             session_limit: so many are taken.
             session_age: seconds after which a session is recycled, dithered.
-            retry_delay: seconds a client waits that found no room.
+            retry_delay: seconds a client waits that found no room, dithered.
         """
         self.draining = False
         self._tokens = tokens
@@ -74,9 +75,9 @@ class FrontDesk:
     def admit(self) -> Admission:
         """See `decisions.Desk`."""
         if self.draining:
-            raise answers.node_draining(self._retry_delay)
+            raise answers.node_draining(self._delay())
         if self._sessions.count >= self._session_limit:
-            raise answers.too_many_sessions(self._sessions.count, self._retry_delay)
+            raise answers.too_many_sessions(self._sessions.count, self._delay())
         number = self._stamper.next()
         return Admission(
             connect_number=number,
@@ -85,3 +86,6 @@ class FrontDesk:
             age=dither(self._session_age, spread=_AGE_SPREAD, random=self._random()),
             random=self._random(),
         )
+
+    def _delay(self) -> float:
+        return dither(self._retry_delay, spread=_DELAY_SPREAD, random=self._random())

@@ -25,15 +25,14 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         session: whatever the host keeps with it.
-        subprotocol: the chosen one.
         form: in which form frames are written, by the subprotocol.
-        peer: the client's address, for logs; behind a proxy what the last one saw.
     """
 
     __slots__ = (
         "_code",
         "_control_count",
         "_control_second",
+        "_forwarded",
         "_inflow",
         "_listener",
         "_partial",
@@ -41,9 +40,7 @@ class Connection(asyncio.Protocol):
         "_state",
         "_transport",
         "form",
-        "peer",
         "session",
-        "subprotocol",
     )
 
     # Only hello says who is there.
@@ -62,9 +59,8 @@ class Connection(asyncio.Protocol):
         self._control_second = 0
         self._control_count = 0
         self.session: object | None = None
-        self.subprotocol = ""
         self.form = Form.TEXT
-        self.peer = ""
+        self._forwarded = ""
 
     # ------------------------------------------------------------ what the host calls
 
@@ -83,6 +79,11 @@ class Connection(asyncio.Protocol):
             self._code = code
             self._transport.write(wire.close_frame(code, reason))
             self._listener.expect_end(self)
+
+    @property
+    def peer(self) -> str:
+        """The client's address, for logs; behind a proxy what the last one saw."""
+        return self._listener.peer(self._transport, self._forwarded)
 
     @property
     def buffered(self) -> int:
@@ -157,9 +158,8 @@ class Connection(asyncio.Protocol):
         self._listener.forget(self)
         self._transport.write(answer.response)
         self._state = _OPEN
-        self.subprotocol = answer.subprotocol
         self.form = Form.BINARY if answer.subprotocol == PROTO_SUBPROTOCOL else Form.TEXT
-        self.peer = self._listener.peer(self._transport, answer.forwarded)
+        self._forwarded = answer.forwarded
         self._listener.host.opened(self)
         return bytes(head[end + len(_HEAD_END) :])
 

@@ -86,7 +86,8 @@ class Encoded:
             DataLoss: as `text`.
         """
         if form is Form.BINARY:
-            return self.binary
+            # Hundreds of sessions may ask for it in a row.
+            return self._binary or self.binary
         return self.message if form is Form.MESSAGE else self.text
 
     def _json(self) -> bytes:
@@ -144,6 +145,9 @@ def decode(payload: bytes | bytearray, text: bool) -> ConnectRequest:
 
 
 def _varint(value: int) -> bytes:
+    if 0x7F < value < 0x4000:
+        # What the length of nearly every notification takes.
+        return bytes((value & 0x7F | 0x80, value >> 7))
     if value < 0:
         raise ValueError("a length or a state is never negative")
     out = bytearray()

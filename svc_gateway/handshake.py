@@ -6,6 +6,7 @@ kept it would cost three times the session. Step 10 of one notification (`archit
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 
 import msgspec
@@ -53,7 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     high_water: int = 64 * 1024
     open_timeout: float = 5.0
     close_timeout: float = 2.0
-    backlog: int = 1024
+    backlog: int = 4096
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -110,10 +111,21 @@ def last_hop(forwarded: str) -> str:
     return forwarded.rpartition(",")[2].strip()[:_PEER_CHARACTERS]
 
 
-def refusal(status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> Answer:
+def not_now(delay: float) -> Answer:
+    """Returns the refusal of a request that may come again in so many seconds."""
+    text = f"too many are connecting; come back in {delay:.1f} s"
+    return refusal(503, "OVERLOADED", text, {"Retry-After": str(math.ceil(delay))}, delay)
+
+
+def refusal(
+    status: int, reason: str, message: str, headers: dict[str, str] | None = None, delay: float = 0.0
+) -> Answer:
     """Returns a refusal: an HTTP response whose body is a `Refusal` in JSON, after which the connection ends."""
     code = {403: _PERMISSION_DENIED, 404: _NOT_FOUND, 503: _UNAVAILABLE}.get(status, _INVALID_ARGUMENT)
-    body = msgspec.json.encode({"code": code, "reason": reason, "message": message})
+    said: dict[str, int | str] = {"code": code, "reason": reason, "message": message}
+    if delay:
+        said["retryDelay"] = f"{delay:.3f}s"
+    body = msgspec.json.encode(said)
     fields = {
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),

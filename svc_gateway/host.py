@@ -23,12 +23,10 @@ class ClientConnection(Protocol):
     Attributes:
         session: whatever the host keeps with it.
         form: in which form frames are written.
-        peer: the client's address, for logs.
     """
 
     session: object | None
     form: Form
-    peer: str
 
     def write(self, frame: bytes) -> None:
         """Sends a frame in this connection's form; nothing happens once the connection is closing."""
@@ -42,6 +40,11 @@ class ClientConnection(Protocol):
             reason: name of an ErrorReason.
             delay: seconds that the client was told to wait, for transports that say so at the end as well.
         """
+        ...
+
+    @property
+    def peer(self) -> str:
+        """The client's address, for logs."""
         ...
 
     @property

@@ -26,6 +26,7 @@ from svc_gateway.decisions import (
 )
 from svc_gateway.given import GivenIds
 from svc_gateway.hello import check_hello, check_mark, check_topics, read_cursor
+from svc_gateway.seconds import shared
 from svc_gateway.session import Session
 
 _NOTHING: Decisions = ()
@@ -115,8 +116,8 @@ def _begin(session: Session, identity: Identity, admission: Admission, now: floa
     session.frame_number = _HELLO_NUMBER
     session.recipient_key, session.connect_number = identity.recipient_key, admission.connect_number
     session.token_due, session.age_due = now + identity.seconds_left, now + admission.age
-    session.ping_due = now + limits.heartbeat_interval
-    session.round_due = now + limits.round_interval * (0.5 + admission.random)
+    session.ping_due = shared(now + limits.heartbeat_interval)
+    session.round_due = shared(now + limits.round_interval * (0.5 + admission.random))
     session.round_at = limits.round_frames
     session.state, session.step_due = State.JOINING, now + limits.join_timeout
 

@@ -182,10 +182,10 @@ class GatewayLinks(pb_grpc.GatewayServiceServicer):
         link.send(pb.DeliverResponse(result=pb.DeliverResult(taken_sequence=taken, refusals=refusals)))
 
     async def _offer_all(self, link: _Link, batch: pb.DeliverBatch, refusals: list[pb.DeliveryRefusal]) -> None:
-        in_a_row = 0
+        in_a_row = count = 0
         for index, delivery in enumerate(batch.deliveries):
             keys = delivery.recipient_keys
-            self._gateway.metrics.accepted.inc(len(keys))
+            count += len(keys)
             if self._trace is not None:
                 self._trace("received", event_id=delivery.envelope.event_id, delivery_id=link.name)
             if link.draining:
@@ -205,6 +205,7 @@ class GatewayLinks(pb_grpc.GatewayServiceServicer):
             if in_a_row >= _OFFERS_IN_A_ROW:
                 in_a_row = 0
                 await asyncio.sleep(0)
+        self._gateway.metrics.accepted.inc(count)
 
     def _offer(self, link: _Link, delivery: pb.Delivery) -> tuple[list[str], list[str]]:
         envelope = delivery.envelope

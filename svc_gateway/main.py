@@ -22,6 +22,7 @@ from svc_gateway.auth import FrontDesk
 from svc_gateway.connect import OTHER_STREAMS, ClientStreams, StreamOptions
 from svc_gateway.decisions import Limits
 from svc_gateway.drain import Drain
+from svc_gateway.gate import Gate
 from svc_gateway.host import ClientConnection
 from svc_gateway.lease import NodeLease
 from svc_gateway.link import GatewayLinks, Window
@@ -78,7 +79,18 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
         backlog_bytes=settings.backlog_bytes,
         trace=trace,
     )
-    listener = Listener(host=gateway, options=Options(allowed_origins=frozenset(settings.allowed_origins)), clock=clock)
+    gate = Gate(
+        rate=settings.open_rate,
+        burst=settings.open_burst,
+        longest=settings.open_delay_limit,
+        now=clock.monotonic(),
+    )
+
+    def admit() -> float:
+        return gate.ask(clock.monotonic(), random.random())
+
+    options = Options(allowed_origins=frozenset(settings.allowed_origins))
+    listener = Listener(host=gateway, options=options, clock=clock, admit=admit)
     lease = NodeLease(node_id=settings.node_id, address=settings.address, lifetime=settings.lease, wall=clock.wall())
     links = GatewayLinks(
         gateway=gateway,
@@ -93,6 +105,7 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
         node_id=settings.node_id,
         draining=lambda: desk.draining,
         counted=metrics.streams.set,
+        admit=admit,
     )
     server = _serve(app, settings, tokens, links, streams)
     channels = Channels(
@@ -140,7 +153,7 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
     )
     for number in range(settings.topic_limit):
         app.supervise(f"topics-{number}", changes.change_for_ever)
-    app.supervise("clock", lambda: run_clock(gateway, listener.sweep, clock))
+    app.supervise("clock", lambda: run_clock(gateway, listener.sweep, gate, clock))
     app.on_ready(server.set_serving)
     app.on_drain("sessions", drain.say_goodbye)
     app.on_drain("marks", drain.hand_back)

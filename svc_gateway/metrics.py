@@ -11,6 +11,8 @@ class Metrics:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.sessions = telemetry.gauge("sessions_count", "Sessions that said hello")
+        self.frozen = telemetry.gauge("frozen_sessions_count", "Sessions that had come when garbage was last frozen")
+        self.deferred = telemetry.gauge("openings_deferred_count", "Openings that were told to come later, so far")
         self.links = telemetry.gauge("links_count", "Links from delivery processes")
         self.backlog = telemetry.gauge("backlog_bytes", "Bytes that wait in all transports")
         self.marks_waiting = telemetry.gauge("marks_waiting_count", "Marks that are not known to be durable")

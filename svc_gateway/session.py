@@ -11,6 +11,8 @@ Steps 6, 7, 10 and 11 of one notification (`architecture.md` §3).
 
 from __future__ import annotations
 
+from sys import intern
+
 import msgspec
 
 from heliograph.delivery.v1.inbox_service_pb2 import ReplayInboxRequest, ReplayInboxResponse
@@ -35,6 +37,7 @@ from svc_gateway.decisions import (
 )
 from svc_gateway.given import GivenIds
 from svc_gateway.hello import cursor_of, cursor_text, micros_of
+from svc_gateway.seconds import shared
 
 _NEVER = float("inf")
 _NOTHING: Decisions = ()
@@ -110,7 +113,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
     def registered(self) -> Decisions:
         """Presence knows the session. A replay that was read before is read again: rows in between were not offered."""
         late = not self.joined and self.state is not _JOINING
-        self.joined = True
+        self.joined, self.step_due = True, _NEVER
         if self.state is _JOINING:
             return self._queue()
         return self.restored() if late else _NOTHING
@@ -247,7 +250,8 @@ class Session(msgspec.Struct, gc=False, eq=False):
 
     def _checkpoint(self, page: ReplayInboxResponse, decisions: list[Decision], now: float) -> Decisions:
         self.page_token = ""
-        self.cursor_epoch, self.cursor_stamp = page.cursor.epoch, micros_of(page.cursor.stamp_time)
+        # All sessions have the same few epochs.
+        self.cursor_epoch, self.cursor_stamp = intern(page.cursor.epoch), micros_of(page.cursor.stamp_time)
         decisions.append(Send(answers.replayed(page, cursor_text(self.cursor_epoch, self.cursor_stamp), self.reload)))
         self.since_checkpoint, self.round_at = 0, self.limits.round_frames
         again, self.again = self.again or self.held is None, False
@@ -354,12 +358,12 @@ class Session(msgspec.Struct, gc=False, eq=False):
             leave_due = now + self.limits.go_away_grace
             decisions.extend(self.go_away(CloseCode.GO_AWAY, "SESSION_TOO_OLD", 0.0, leave_due))
         if now >= self.round_due:
-            self.round_due = now + dither(self.limits.round_interval, spread=0.2, random=random)
+            self.round_due = shared(now + dither(self.limits.round_interval, spread=0.2, random=random))
             decisions.append(Round())
             if random * _FULL_ROUND_ONE_IN % 1.0 < 1.0 / _FULL_ROUND_ONE_IN:
                 decisions.extend(self._want())
         if now >= self.ping_due:
-            self.ping_due = now + self.limits.heartbeat_interval
+            self.ping_due = shared(now + self.limits.heartbeat_interval)
             if not self.full:
                 decisions.append(SendPing())
         return decisions

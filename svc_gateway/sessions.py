@@ -22,15 +22,19 @@ class Sessions:
 
     Attributes:
         count: how many there are.
+        joined: how many have come so far.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._by_recipient: dict[str, tuple[ClientConnection, ...]] = {}
+        self.joined = 0
+        # Nearly every recipient has one session: it stands here itself, without a tuple around it.
+        self._by_recipient: dict[str, ClientConnection | tuple[ClientConnection, ...]] = {}
 
     def of(self, recipient_key: str) -> tuple[ClientConnection, ...]:
         """Returns a recipient's sessions; empty when there is none."""
-        return self._by_recipient.get(recipient_key, ())
+        found = self._by_recipient.get(recipient_key, ())
+        return found if type(found) is tuple else (cast(ClientConnection, found),)
 
     def find(self, recipient_key: str, device_id: str) -> ClientConnection | None:
         """Returns the session of a device."""
@@ -44,8 +48,9 @@ class Sessions:
         session = session_of(connection)
         older = self.find(session.recipient_key, session.device_id)
         others = tuple(one for one in self.of(session.recipient_key) if one is not older)
-        self._by_recipient[session.recipient_key] = (*others, connection)
+        self._by_recipient[session.recipient_key] = (*others, connection) if others else connection
         self.count += older is None
+        self.joined += 1
         return older
 
     def leave(self, connection: ClientConnection) -> bool:
@@ -56,7 +61,7 @@ class Sessions:
             return False
         left = tuple(one for one in known if one is not connection)
         if left:
-            self._by_recipient[key] = left
+            self._by_recipient[key] = left if len(left) > 1 else left[0]
         else:
             del self._by_recipient[key]
         self.count -= 1
@@ -64,8 +69,8 @@ class Sessions:
 
     def __iter__(self) -> Iterator[ClientConnection]:
         """Goes through a copy: sessions may come and go meanwhile."""
-        for connections in list(self._by_recipient.values()):
-            yield from connections
+        for key in list(self._by_recipient):
+            yield from self.of(key)
 
 
 class Wheel:
@@ -77,7 +82,8 @@ class Wheel:
     def __init__(self, now: float, *, width: float = 1.0) -> None:
         self._width = width
         self._now = int(now / width)
-        self._slots: dict[int, list[ClientConnection]] = {}
+        # With each slot the one object of its number that all its sessions keep.
+        self._slots: dict[int, tuple[int, list[ClientConnection]]] = {}
 
     def schedule(self, connection: ClientConnection) -> None:
         """Puts a session where its `due` says, unless it is in an earlier slot already."""
@@ -85,8 +91,8 @@ class Wheel:
         slot = max(int(session.due() / self._width) + 1, self._now + 1)
         if self._now < session.wheel_slot <= slot:
             return
-        session.wheel_slot = slot
-        self._slots.setdefault(slot, []).append(connection)
+        session.wheel_slot, listed = self._slots.setdefault(slot, (slot, []))
+        listed.append(connection)
 
     def advance(self, now: float) -> list[ClientConnection]:
         """Moves on; returns the sessions of the slots that were passed. Each has to be scheduled again."""
@@ -98,7 +104,7 @@ class Wheel:
         self._now = max(self._now, target)
         due: list[ClientConnection] = []
         for slot in passed:
-            for connection in self._slots.pop(slot):
+            for connection in self._slots.pop(slot)[1]:
                 session = session_of(connection)
                 if session.wheel_slot == slot:
                     session.wheel_slot = 0

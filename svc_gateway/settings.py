@@ -33,6 +33,15 @@ class GatewaySettings(ServiceSettings):
     session_limit: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         18_000, description="sessions on this node; cut down to what the limit of open files allows"
     )
+    open_rate: Annotated[float, Field(ge=1.0)] = Field(
+        1_000.0, description="new sessions a second that this node takes, from 1; others are told when to come back"
+    )
+    open_burst: Annotated[int, Field(ge=1)] = Field(
+        1_000, description="new sessions that this node takes at once after a calm time, from 1"
+    )
+    open_delay_limit: Seconds = Field(
+        60.0, description="seconds after which a client is told to come back at most, 0 to 3600"
+    )
     heartbeat_interval: Annotated[float, Field(ge=0.5, le=3600.0)] = Field(
         120.0, description="seconds between two pings of a session, 0.5 to 3600; silence for two ends it"
     )

@@ -35,14 +35,15 @@ class Listener:
         refused: requests that did not become WebSockets.
     """
 
-    def __init__(self, *, host: Host, options: Options, clock: Clock, admit: Callable[[], bool] | None = None) -> None:
+    def __init__(self, *, host: Host, options: Options, clock: Clock, admit: Callable[[], float] | None = None) -> None:
         """Makes a listener that does not listen yet.
 
         Args:
             host: who lives behind the connections.
             options: what is accepted.
             clock: must be the one whose time `sweep` is called with.
-            admit: asked for each request; False means "not now" and is answered with 503 at little cost.
+            admit: asked for each request; returns 0, or in how many seconds it may come again: that is answered with
+                503 at little cost.
         """
         self.host = host
         self.options = options
@@ -107,8 +108,9 @@ class Listener:
 
     def answer(self, head: bytes) -> handshake.Answer:
         """Returns the answer to a request."""
-        if self._admit is not None and not self._admit():
-            return handshake.refusal(503, "OVERLOADED", "too many are connecting; try again", {"Retry-After": "1"})
+        delay = 0.0 if self._admit is None else self._admit()
+        if delay:
+            return handshake.not_now(delay)
         return handshake.answer(head, self.options)
 
     def peer(self, transport: asyncio.Transport, forwarded: str) -> str:

@@ -7,13 +7,14 @@ Steps 6, 7 and 10 of one notification (`architecture.md` §3).
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 
 from mesh.backoff import dither, full_jitter
 from mesh.clock import Clock
 from mesh.errors import FailedPrecondition, Failure, InvalidArgument
 from mesh.telemetry import logger
+from svc_gateway.freezer import Freezer
+from svc_gateway.gate import Gate
 from svc_gateway.host import ClientConnection
 from svc_gateway.lease import NodeLease
 from svc_gateway.ports import Inbox, Presence
@@ -25,8 +26,6 @@ _RETRY_BASE, _RETRY_CAP = 0.1, 2.0
 _TICK = 1.0
 # Marks wait so long for a link before they are stored by calls.
 _LINK_PATIENCE = 2.0
-_FREEZE_STEP = 2_000
-_FREEZE_CALM = 5
 
 
 class PresenceWorker:
@@ -212,27 +211,23 @@ class InboxWorker:
         return True
 
 
-async def run_clock(gateway: Gateway, sweep: Callable[[float], None], clock: Clock) -> None:
+async def run_clock(gateway: Gateway, sweep: Callable[[float], None], gate: Gate, clock: Clock) -> None:
     """Moves the sessions' time on once a second, and keeps the collector away from sessions that stay.
 
     Args:
         gateway: whose sessions.
         sweep: ends handshakes that take too long.
+        gate: counts those that it did not let in.
         clock: tells the time.
     """
-    frozen = last = calm = 0
+    freezer, metrics = Freezer(), gateway.metrics
     while True:
         await asyncio.sleep(_TICK)
         sweep(clock.monotonic())
         gateway.tick()
-        gateway.metrics.marks_waiting.set(gateway.marks.count)
-        gateway.metrics.replays_waiting.set(len(gateway.replays))
-        gateway.metrics.topics_waiting.set(gateway.topics.count)
-        count = gateway.sessions.count
-        calm = calm + 1 if abs(count - last) < _FREEZE_STEP // 20 else 0
-        last = count
-        if count >= frozen + _FREEZE_STEP and calm >= _FREEZE_CALM:
-            # A full collection of so many objects is a pause; later ones leave them out.
-            gc.collect()
-            gc.freeze()
-            frozen = count
+        freezer.note(gateway.sessions.joined)
+        metrics.frozen.set(freezer.frozen)
+        metrics.deferred.set(gate.deferred)
+        metrics.marks_waiting.set(gateway.marks.count)
+        metrics.replays_waiting.set(len(gateway.replays))
+        metrics.topics_waiting.set(gateway.topics.count)

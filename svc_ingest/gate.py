@@ -110,6 +110,8 @@ class Gate:
 
     def shed(self, requests: Sequence[ingest_service_pb2.PublishRequest]) -> Mapping[int, ResourceExhausted]:
         """Returns which requests of a call are not worked on now, by their place in it."""
+        if self._controller.refuses_nobody(self.in_flight + len(requests)):
+            return {}
         refusals: dict[int, ResourceExhausted] = {}
         said: dict[Level, ResourceExhausted] = {}
         count = self.in_flight

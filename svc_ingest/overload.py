@@ -158,6 +158,10 @@ class Controller:
         else:
             self._falling_since = None
 
+    def refuses_nobody(self, in_flight: int) -> bool:
+        """Says that whoever comes is let in, until so many events are being worked on."""
+        return not self.level and in_flight <= _IN_FLIGHT[Level.BULK] * self._limits.in_flight
+
     def refuses(self, level: Level, in_flight: int) -> str:
         """Says why an event of a priority is refused; "" when it is let in.
 

@@ -29,7 +29,6 @@ def test_frames_behind_the_request_are_not_lost() -> None:
     """A client may send before it has read the answer."""
     bench = Bench(opened=False).feed(REQUEST + masked(1, b"early"))
     assert bench.host.messages == [(b"early", True)]
-    assert bench.connection.subprotocol == "heliograph.v1.proto"
     assert bench.connection.form is Form.BINARY
 
 

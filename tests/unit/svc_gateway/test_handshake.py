@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc_gateway.handshake import Answer, Options, answer, refusal
+from svc_gateway.handshake import Answer, Options, answer, not_now
 
 OPTIONS = Options(allowed_origins=frozenset({"https://app.example.com"}))
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
@@ -174,10 +174,11 @@ def test_conformance_clients_need_no_subprotocol() -> None:
 
 
 def test_overload_says_when_to_come_back() -> None:
-    """A refusal may carry further headers."""
-    given = refusal(503, "OVERLOADED", "later", {"Retry-After": "1"})
+    """In whole seconds for HTTP, and as it is in the body."""
+    given = not_now(1.25)
     assert told(given) == (503, "OVERLOADED")
-    assert b"\r\nRetry-After: 1\r\n" in given.response
+    assert b"\r\nRetry-After: 2\r\n" in given.response
+    assert b'"retryDelay":"1.250s"' in given.response
 
 
 @given(noise=st.binary(max_size=200), place=st.integers(0, 250))

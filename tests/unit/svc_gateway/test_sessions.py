@@ -26,6 +26,7 @@ def test_a_recipient_has_one_session_a_device() -> None:
     assert sessions.count == 2
     assert set(sessions.of("acme/alice")) == {tablet, newer}
     assert sessions.find("acme/alice", "phone") is newer
+    assert sessions.joined == 3
     assert not sessions.leave(phone)
     assert sessions.leave(newer)
     assert sessions.leave(tablet)

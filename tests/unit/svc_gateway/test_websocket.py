@@ -57,10 +57,10 @@ def test_a_peer_that_does_not_finish_closing_is_cut_off(breaks: bool) -> None:
 
 
 @asynccontextmanager
-async def listening(host: Recorder, address: str, admit: bool = True) -> AsyncIterator[Listener]:
+async def listening(host: Recorder, address: str, delay: float = 0.0) -> AsyncIterator[Listener]:
     """A listener for one test; its connections are cut at the end."""
     options = Options(allowed_origins=frozenset({"https://app.example.com"}))
-    listener = Listener(host=host, options=options, clock=ManualClock(), admit=lambda: admit)
+    listener = Listener(host=host, options=options, clock=ManualClock(), admit=lambda: delay)
     await listener.open(address)
     try:
         yield listener
@@ -120,11 +120,11 @@ async def test_a_real_client_is_pinged_and_refused_over_tcp() -> None:
 
 async def test_a_listener_that_admits_nobody_says_when_to_come_back() -> None:
     """Overload is refused before the handshake is worked on."""
-    async with listening(Recorder(), "127.0.0.1:0", admit=False) as listener:
+    async with listening(Recorder(), "127.0.0.1:0", delay=2.3) as listener:
         with pytest.raises(InvalidStatus) as caught:
             await connect(f"ws://{listener.address}/v1/ws", subprotocols=[JSON])
         assert caught.value.response.status_code == 503
-        assert caught.value.response.headers["Retry-After"] == "1"
+        assert caught.value.response.headers["Retry-After"] == "3"
 
 
 async def test_a_reader_that_stops_puts_its_session_behind() -> None:

@@ -140,6 +140,7 @@ def test_what_is_in_flight_counts_at_once() -> None:
         for level in (Level.BULK, Level.NORMAL, Level.HIGH)
     ]
     assert refused == [6, 3, 1]
+    assert [controller.refuses_nobody(count) for count in (0, 5, 6)] == [True, True, False]
 
 
 # ---------------------------------------------------------------- wait

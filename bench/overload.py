@@ -1,0 +1,329 @@
+"""What more than there is room for does: `python -m bench.overload`.
+
+Two rows of facts, against a direct installation and in an open loop:
+
+- overload: a mix of priorities at 0.8 of the capacity, then at five times of it, then at 0.8 again. Goodput, who was
+  refused, what high had to wait, and how long it took until all was as before.
+- bulk against high: a hundred thousand recipients of bulk, several times one after the other, while high goes on at its
+  pace, beside the same without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench import listeners, publishers
+from bench.e2e import Load, listen, measure, output, publisher_order, settle, start
+from bench.installation import Installation
+from bench.measures import Spread, machine, spread, table
+
+HIGH, NORMAL, BULK = "security", "general", "newsletter"
+MIX: Mapping[str, float] = {HIGH: 0.1, NORMAL: 0.6, BULK: 0.3}
+NAMES: Mapping[str, str] = {HIGH: "high", NORMAL: "normal", BULK: "bulk"}
+_CALM = 0.8
+# The flood that the capacity is measured with: more than any machine of ours takes.
+_FLOOD = 12_000.0
+_FLOOD_S = 8.0
+_LARGEST_EVENT = 10_000
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """One part of the run.
+
+    Attributes:
+        name: as the table calls it.
+        offered: events a second.
+        accepted: shares accepted, by priority.
+        refusals: reasons with their counts.
+        goodput: notifications a second that arrived.
+        high: latency of high to the receipt.
+        normal: latency of normal.
+    """
+
+    name: str
+    offered: float
+    accepted: dict[str, float]
+    refusals: dict[str, int]
+    goodput: float
+    high: Spread
+    normal: Spread
+
+
+class Overload(msgspec.Struct, frozen=True):
+    """The first row: recovery is the seconds until nothing was refused and nothing late any more; -1: never."""
+
+    capacity: float
+    factor: float
+    phases: list[Phase]
+    recovery: float
+    errors: list[str]
+
+
+class BulkAgainstHigh(msgspec.Struct, frozen=True):
+    """The second row: high alone, and while bulk is worked off, which took `bulk_seconds` from its first publish."""
+
+    recipients: int
+    rounds: int
+    high_rate: float
+    alone: Spread
+    beside: Spread
+    bulk_seconds: float
+    bulk_refused: int
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """Receipts of one run: (intended, latency) in µs, by category."""
+
+    receipts: Mapping[str, Sequence[tuple[int, int]]]
+
+    def latencies(self, category: str, first: float = 0, last: float = math.inf) -> list[int]:
+        """Returns the latencies of what was due between two times."""
+        return [latency for intended, latency in self.receipts.get(category, ()) if first <= intended < last]
+
+    def arrived(self, first: float, last: float) -> int:
+        """Counts what arrived between two times."""
+        return sum(first <= a + b < last for one in self.receipts.values() for a, b in one)
+
+
+def _heard(listening: subprocess.Popen[bytes]) -> Heard:
+    result = msgspec.json.decode(output(listening), type=listeners.Result)
+    return Heard({name: list(zip(one[::2], one[1::2], strict=True)) for name, one in result.by_category.items()})
+
+
+def _publish(order: publishers.Order) -> subprocess.Popen[bytes]:
+    return start("bench.publishers", order)
+
+
+def _sent(publishing: subprocess.Popen[bytes]) -> publishers.Result:
+    return msgspec.json.decode(output(publishing), type=publishers.Result)
+
+
+# ---------------------------------------------------------------- overload
+
+
+def measure_capacity(installation: Installation, recipients: Sequence[str], batch: int) -> float:
+    """Returns the notifications a second that arrive when far too many are published."""
+    listening = listen(installation, recipients, installation.live_targets(), by_category=True)
+    load = Load("flood", _FLOOD, batch=batch)
+    sent = _sent(_publish(publisher_order(installation, recipients, load, _FLOOD_S)))
+    settle(installation.pids())
+    heard = _heard(listening)
+    # The first second warms up; after the last call nothing more is published.
+    first, last = sent.began + 1_000_000, sent.began + _FLOOD_S * 1_000_000
+    return heard.arrived(first, last) * 1_000_000 / (last - first)
+
+
+def overload(
+    installation: Installation, *, sessions: int, batch: int, factor: float, seconds: Sequence[float], capacity: float
+) -> Overload:
+    """Runs the three phases; each is so many seconds long."""
+    recipients = [f"over-{index:05d}" for index in range(sessions)]
+    capacity = capacity or measure_capacity(installation, [f"flood-{index:05d}" for index in range(sessions)], batch)
+    listening = listen(installation, recipients, installation.live_targets(), by_category=True)
+    rates = (_CALM * capacity, factor * capacity, _CALM * capacity)
+    order = msgspec.structs.replace(
+        publisher_order(installation, recipients, Load("mix", 1.0, batch=batch), 0.0),
+        mix=dict(MIX),
+        phases=list(zip(seconds, rates, strict=True)),
+        timeout=5.0,
+    )
+    sent = _sent(_publish(order))
+    settle(installation.pids())
+    heard = _heard(listening)
+    phases = []
+    begin = 0.0
+    for name, length, rate in zip((f"{_CALM:g}×", f"{factor:g}×", f"{_CALM:g}× again"), seconds, rates, strict=True):
+        # The last phase is judged by its second half: the first one is the recovery.
+        start_s = begin + length / 2 if name.endswith("again") else begin
+        phases.append(_phase(name, rate, sent, heard, start_s, begin + length))
+        begin += length
+    recovery = _recovery(sent, heard, seconds[0], seconds[0] + seconds[1], begin)
+    return Overload(round(capacity), factor, phases, recovery, sent.errors)
+
+
+def _phase(name: str, rate: float, sent: publishers.Result, heard: Heard, first_s: float, last_s: float) -> Phase:
+    outcomes = {category: Counter[str]() for category in MIX}
+    for second in sent.seconds[round(first_s) : round(last_s)]:
+        for category, found in second.items():
+            outcomes[category].update(found)
+    first, last = sent.began + first_s * 1_000_000, sent.began + last_s * 1_000_000
+    refusals: Counter[str] = Counter()
+    for found in outcomes.values():
+        refusals.update({reason: count for reason, count in found.items() if reason != "accepted"})
+    return Phase(
+        name=name,
+        offered=round(rate),
+        accepted={NAMES[one]: round(found["accepted"] / max(found.total(), 1), 3) for one, found in outcomes.items()},
+        refusals=dict(refusals),
+        goodput=round(heard.arrived(first, last) / (last_s - first_s)),
+        high=spread(heard.latencies(HIGH, first, last)),
+        normal=spread(heard.latencies(NORMAL, first, last)),
+    )
+
+
+def _recovery(sent: publishers.Result, heard: Heard, calm_s: float, end_s: float, last_s: float) -> float:
+    """Returns how long after the overload the last second was in which somebody was refused or normal was late."""
+    usual = spread(heard.latencies(NORMAL, sent.began, sent.began + calm_s * 1_000_000)).p99
+    late_ms = max(2 * usual, 500.0)
+    last = end_s
+    for second in range(round(end_s), round(last_s)):
+        outcomes = Counter[str]()
+        for found in sent.seconds[second].values() if second < len(sent.seconds) else ():
+            outcomes.update(found)
+        first = sent.began + second * 1_000_000
+        p99 = spread(heard.latencies(NORMAL, first, first + 1_000_000)).p99
+        if set(outcomes) - {"accepted"} or p99 > late_ms:
+            last = second + 1
+    return -1.0 if last >= last_s else last - end_s
+
+
+def show_overload(found: Overload) -> str:
+    """Returns the table of the first row."""
+    rows = [
+        (
+            one.name,
+            f"{one.offered:,.0f}",
+            f"{one.goodput:,.0f}",
+            *(f"{100 * one.accepted[name]:.1f}" for name in NAMES.values()),
+            f"{one.high.p50:.0f} / {one.high.p99:.0f}",
+            f"{one.normal.p50:.0f} / {one.normal.p99:.0f}",
+            ", ".join(f"{reason} {count:,}" for reason, count in one.refusals.items()) or "-",
+        )
+        for one in found.phases
+    ]
+    columns: tuple[str, ...] = ("load", "offered/s", "goodput/s", "high ok %", "normal ok %", "bulk ok %")
+    columns += ("high p50/p99 ms", "normal p50/p99 ms", "refused")
+    recovery = "not within the run" if found.recovery < 0 else f"{found.recovery:.0f} s"
+    return f"{table(columns, rows)}\ncapacity {found.capacity:,.0f}/s; back to normal after {recovery}"
+
+
+# ---------------------------------------------------------------- bulk against high
+
+
+def bulk_against_high(
+    installation: Installation, *, sessions: int, recipients: int, rounds: int, rate: float, seconds: float
+) -> BulkAgainstHigh:
+    """High at its pace alone, then the same while bulk for so many recipients is worked off, round after round."""
+    spreads = []
+    first: float
+    bulk_seconds, refused = 0.0, 0
+    for name in ("alone", "beside"):
+        listened = [f"{name}-{index:05d}" for index in range(sessions)]
+        listening = listen(installation, listened, installation.live_targets(), by_category=True)
+        order = publisher_order(installation, listened, Load(name, rate), seconds)
+        high = _publish(msgspec.structs.replace(order, category=HIGH))
+        bulk = None
+        if name == "beside":
+            bulk = _publish(_bulk_order(installation, listened, recipients, rounds))
+        sent = _sent(high)
+        settle(installation.pids())
+        if bulk is not None:
+            published = _sent(bulk)
+            refused = published.refused
+            _wait_for_lanes(installation)
+        heard = _heard(listening)
+        first, last = sent.began, math.inf
+        if bulk is not None:
+            # What bulk leaves untouched is not what is asked for.
+            receipts = heard.receipts[BULK]
+            first, last = min(a for a, _ in receipts), max(a + b for a, b in receipts)
+            bulk_seconds = (last - first) / 1_000_000
+        spreads.append(spread(heard.latencies(HIGH, first, last)))
+    return BulkAgainstHigh(recipients, rounds, rate, spreads[0], spreads[1], round(bulk_seconds, 1), refused)
+
+
+def _bulk_order(installation: Installation, listened: Sequence[str], recipients: int, rounds: int) -> publishers.Order:
+    """Those who listen are spread over all events; the last event ends with the last of them."""
+    step = max(1, recipients // len(listened))
+    names = [
+        listened[index // step] if index % step == step - 1 and index // step < len(listened) else f"b-{index:06d}"
+        for index in range(recipients)
+    ]
+    audience = min(_LARGEST_EVENT, recipients)
+    order = publisher_order(installation, names, Load("bulk", recipients, audience=audience), float(rounds))
+    return msgspec.structs.replace(order, category=BULK)
+
+
+def _wait_for_lanes(installation: Installation, limit: float = 120.0) -> None:
+    """Waits until nothing moves any more: bulk may be worked off long after high has ended."""
+    end = time.monotonic() + limit
+    quiet = 0
+    while time.monotonic() < end and quiet < 3:
+        before = time.monotonic()
+        settle(installation.pids())
+        quiet = quiet + 1 if time.monotonic() - before < 0.6 else 0
+
+
+def show_bulk(found: BulkAgainstHigh) -> str:
+    """Returns the table of the second row."""
+    rows = [
+        (name, f"{found.high_rate:g}/s", f"{one.p50:.1f}", f"{one.p99:.1f}", f"{one.p999:.0f}", one.count)
+        for name, one in (
+            ("high alone", found.alone),
+            (f"beside {found.rounds} × bulk for {found.recipients:,}", found.beside),
+        )
+    ]
+    text = table(("bulk against high", "high", "p50 ms", "p99 ms", "p99.9", "events"), rows)
+    each = found.rounds * found.recipients / max(found.bulk_seconds, 0.1)
+    return (
+        f"{text}\nbulk took {found.bulk_seconds:.1f} s, {each:,.0f} recipients/s; {found.bulk_refused} events refused"
+    )
+
+
+def main() -> None:
+    """Runs what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--row", choices=("overload", "bulk", "both"), default="both")
+    parser.add_argument("--factor", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of overload")
+    parser.add_argument("--capacity", type=float, default=0.0, help="notifications a second; measured if left out")
+    parser.add_argument("--sessions", type=int, default=500)
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--recipients", type=int, default=100_000, help="of bulk")
+    parser.add_argument("--rounds", type=int, default=5, help="of bulk, a second apart")
+    parser.add_argument("--rate", type=float, default=100.0, help="of high beside bulk")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    chosen = parser.parse_args()
+    figures: dict[str, object] = {"machine": machine()}
+    for row in ("overload", "bulk") if chosen.row == "both" else (chosen.row,):
+        with Installation(direct=True) as installation:
+            measure(installation, Load("warm-up", 200.0, batch=10), seconds=2.0, sessions=100)
+            if row == "overload":
+                found = overload(
+                    installation,
+                    sessions=chosen.sessions,
+                    batch=chosen.batch,
+                    factor=chosen.factor,
+                    seconds=(10.0, chosen.seconds, 40.0),
+                    capacity=chosen.capacity,
+                )
+                figures[row] = found
+                print(show_overload(found), flush=True)
+                for error in found.errors:
+                    print(f"refused: {error}")
+            else:
+                beside = bulk_against_high(
+                    installation,
+                    sessions=chosen.sessions,
+                    recipients=chosen.recipients,
+                    rounds=chosen.rounds,
+                    rate=chosen.rate,
+                    seconds=20.0,
+                )
+                figures[row] = beside
+                print(show_bulk(beside), flush=True)
+    print("\n" + "  ".join(f"{key} {value}" for key, value in machine().items()))
+    if chosen.json:
+        chosen.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
+
+
+if __name__ == "__main__":
+    main()
