@@ -35,10 +35,14 @@ _STORES: Final = {
 
 async def write_with(file: Path, migrations: Sequence[Migration], *statements: tuple[str, tuple[object, ...]]) -> None:
     """Makes a file with these migrations only, and puts rows into it."""
+
+    def work(connection: sqlite3.Connection) -> None:
+        for statement, values in statements:
+            connection.execute(statement, values)
+
     writer = Writer(file, migrations=migrations)
     await writer.open()
-    for statement, values in statements:
-        await writer.submit(lambda connection, s=statement, v=values: connection.execute(s, v).rowcount)
+    await writer.submit(work)
     await writer.close()
 
 
