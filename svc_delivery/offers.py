@@ -1,8 +1,8 @@
 """Finds out where recipients are, and hands what is new to the links of their gateway nodes.
 
-Path step 6: write, then look; one look-up for everything that waits. One loop, so the order of rows is the order of
-offers. "Presence does not answer" is not "absent": it is asked again a few times, then nothing is offered and the
-follow-up decides.
+Path step 6: write, then look; one look-up for everything that waits. One loop, so inside a priority the order of rows
+is the order of offers; high overtakes. "Presence does not answer" is not "absent": it is asked again a few times, then
+nothing is offered and the follow-up decides.
 
 Must not wait for a node, and must not hold what it cannot hand on: rows are durable, replays and follow-ups bring them.
 """
@@ -19,6 +19,7 @@ from mesh.telemetry import logger
 from svc_delivery.intake import Offer
 from svc_delivery.metrics import Metrics
 from svc_delivery.ports import Nodes, Presence
+from svc_delivery.priorities import ByPriority
 from svc_delivery.settled import Settled
 
 # Below what one look-up may ask, so that one offer more always fits.
@@ -63,7 +64,7 @@ class Offers:
         self._byte_limit = byte_limit
         self._pauses = pauses
         self._log = logger()
-        self._offers: deque[Offer] = deque()
+        self._offers: ByPriority[Offer] = ByPriority()
         self._changes: deque[gateway_service_pb2.Change] = deque()
         self._waiting = 0
         self._waiting_bytes = 0
@@ -76,7 +77,7 @@ class Offers:
             if self._waiting + count > self._limit or self._waiting_bytes >= self._byte_limit:
                 self._metrics.not_offered.inc(count)
                 continue
-            self._offers.append(offer)
+            self._offers.append(offer.envelope.priority, offer)
             self._waiting += count
             self._waiting_bytes += len(offer.envelope.notification)
         self._wake.set()
@@ -134,7 +135,7 @@ class Offers:
         changes: list[gateway_service_pb2.Change] = []
         count = 0
         while self._offers and count < _LOOK_UP_KEYS:
-            offer = self._offers.popleft()
+            offer = self._offers.pop()
             offers.append(offer)
             count += len(offer.recipient_keys)
             self._waiting_bytes -= len(offer.envelope.notification)

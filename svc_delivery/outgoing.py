@@ -1,7 +1,8 @@
 """What is on its way to one gateway node: deliveries that wait, numbered batches, and the node's window.
 
-Path step 6. Batches are numbered once, for good: what a node has not taken when its stream breaks goes again under its
-number, inside the next stream's window. No I/O. Must not know what a node says to a delivery.
+Path step 6. High goes before normal, and normal before bulk. Batches are numbered once, for good: what a node has not
+taken when its stream breaks goes again under its number, inside the next stream's window. No I/O. Must not know what a
+node says to a delivery.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import msgspec
 
 from heliograph.gateway.v1 import gateway_service_pb2 as pb
 from heliograph.type.v1 import envelope_pb2
+from svc_delivery.priorities import ByPriority
 
 LARGEST_BATCH = 500
+# Recipients of one batch, and of one delivery in it: what is urgent waits for a window of these at most.
+LARGEST_BATCH_RECIPIENTS = 1_000
+LARGEST_DELIVERY_RECIPIENTS = 500
 # Contents are 16 KiB at most; the bound on recipients alone would let a node that stands still fill memory.
 QUEUE_BYTES = 64 * 1024 * 1024
 
@@ -44,7 +49,7 @@ class Outgoing:
         """
         self._limit = limit
         self._byte_limit = byte_limit
-        self._queue: deque[_Waiting] = deque()
+        self._queue: ByPriority[_Waiting] = ByPriority()
         self._queued_keys = 0
         self._queued_bytes = 0
         self._sequence = 0
@@ -70,11 +75,13 @@ class Outgoing:
         """Queues a delivery; False when the queue is full."""
         if self._queued_keys + len(recipient_keys) > self._limit or self._queued_bytes >= self._byte_limit:
             return False
-        delivery = pb.Delivery(envelope=envelope, recipient_keys=recipient_keys)
-        size = delivery.ByteSize() + _DELIVERY_BYTES
-        self._queue.append(_Waiting(delivery, size))
+        for start in range(0, len(recipient_keys), LARGEST_DELIVERY_RECIPIENTS):
+            keys = recipient_keys[start : start + LARGEST_DELIVERY_RECIPIENTS]
+            delivery = pb.Delivery(envelope=envelope, recipient_keys=keys)
+            size = delivery.ByteSize() + _DELIVERY_BYTES
+            self._queue.append(envelope.priority, _Waiting(delivery, size))
+            self._queued_bytes += size
         self._queued_keys += len(recipient_keys)
-        self._queued_bytes += size
         return True
 
     def open(self, ready: pb.LinkReady, *, most: int) -> None:
@@ -98,9 +105,11 @@ class Outgoing:
         """Returns the batch that goes next, if the window has room; one that is too large for the window goes alone."""
         if len(self._unanswered) >= self._window_count:
             return None
+        if not self._ready and not self._queue:
+            return None
         room = self._window_bytes - self._unanswered_bytes
-        waiting: deque[_Numbered] | deque[_Waiting] = self._ready or self._queue
-        if not waiting or (self._unanswered and waiting[0].size > room):
+        first = self._ready[0].size if self._ready else self._queue.first().size
+        if self._unanswered and first > room:
             return None
         if not self._ready:
             self._ready.append(self._number(room))
@@ -147,12 +156,13 @@ class Outgoing:
     def _number(self, room: int) -> _Numbered:
         self._sequence += 1
         deliveries: list[pb.Delivery] = []
-        size = 0
+        size = recipients = 0
         while self._queue and len(deliveries) < LARGEST_BATCH:
-            waiting = self._queue[0]
-            if deliveries and size + waiting.size > room:
+            waiting = self._queue.first()
+            recipients += len(waiting.delivery.recipient_keys)
+            if deliveries and (size + waiting.size > room or recipients > LARGEST_BATCH_RECIPIENTS):
                 break
-            self._queue.popleft()
+            self._queue.pop()
             self._queued_keys -= len(waiting.delivery.recipient_keys)
             self._queued_bytes -= waiting.size
             deliveries.append(waiting.delivery)

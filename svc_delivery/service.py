@@ -14,7 +14,7 @@ import grpc.aio
 
 from heliograph.delivery.v1 import delivery_service_pb2 as pb
 from heliograph.delivery.v1 import delivery_service_pb2_grpc as pb_grpc
-from heliograph.type.v1 import refusal_pb2
+from heliograph.type.v1 import notification_pb2, refusal_pb2
 from mesh.clock import Clock
 from mesh.errors import FailedPrecondition, Failure, Internal, InvalidArgument, Unavailable, describe
 from mesh.streams import Bidi, accept
@@ -28,6 +28,8 @@ PROTOCOL_VERSION = 1
 FEATURES: tuple[str, ...] = ()
 # Below a stream's 1 MiB window, so that one full batch never blocks the answers.
 WINDOW_BYTES = 768 * 1024
+# Rows of all priorities are written one after the other: what is urgent waits for one bulk batch at most.
+BULK_WINDOW = 1
 
 _RETRY_DELAY = 1.0
 
@@ -94,7 +96,9 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
             pb.DispatchResponse(
                 ready=pb.DispatchReady(
                     protocol_version=PROTOCOL_VERSION,
-                    window_count=self._window_count,
+                    window_count=BULK_WINDOW
+                    if opening.priority == notification_pb2.PRIORITY_BULK
+                    else self._window_count,
                     window_bytes=WINDOW_BYTES,
                     features=[feature for feature in opening.features if feature in FEATURES],
                 )

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from heliograph.gateway.v1 import gateway_service_pb2 as pb
-from svc_delivery.outgoing import Outgoing
+from heliograph.type.v1 import envelope_pb2, notification_pb2
+from svc_delivery.outgoing import LARGEST_BATCH_RECIPIENTS, Outgoing
 from tests.support.dispatching import id_of, make_envelope
 
 MOST = 48
@@ -252,3 +253,20 @@ class Node(RuleBasedStateMachine):
 
 TestNode = Node.TestCase
 TestNode.settings = settings(max_examples=25, stateful_step_count=25)
+
+
+def test_a_large_delivery_is_cut_and_what_is_urgent_overtakes_it() -> None:
+    """High waits for the batches on the stream, not for the bulk event behind them."""
+    queue = Outgoing(limit=50_000)
+    queue.open(pb.LinkReady(window_count=1, window_bytes=1 << 20), most=4)
+    bulk = envelope_pb2.Envelope(notification_id="bulk", priority=notification_pb2.PRIORITY_BULK)
+    assert queue.add(bulk, [f"acme/r{number}" for number in range(2_600)])
+    first = queue.next()
+    assert first is not None
+    assert sum(len(delivery.recipient_keys) for delivery in first.deliveries) == LARGEST_BATCH_RECIPIENTS
+    queue.sent()
+    assert queue.add(envelope_pb2.Envelope(notification_id="high", priority=notification_pb2.PRIORITY_HIGH), ["acme/a"])
+    queue.taken(first.sequence)
+    second = queue.next()
+    assert second is not None
+    assert second.deliveries[0].envelope.notification_id == "high"
