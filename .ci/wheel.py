@@ -48,6 +48,8 @@ def copy_tests(scratch: Path) -> None:
         shutil.copy(ROOT / "tests" / name, tests / name)
     for name in ("support", "unit"):
         shutil.copytree(ROOT / "tests" / name, tests / name, ignore=skip)
+    # Data that the tests read and the wheel has in another place.
+    shutil.copytree(ROOT / "deploy", scratch / "deploy")
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     (scratch / "pyproject.toml").write_text(_as_toml(rules), encoding="utf-8")
 
