@@ -41,7 +41,7 @@ OTHER_TENANT = "globex"
 ORIGIN = "https://app.example"
 NEIGHBOUR = "neighbour"
 VICTIMS = ((TENANT, "alice"), (TENANT, "bob"), (OTHER_TENANT, "alice"))
-# Who may publish what at a site: another tenant's producer, and one of acme with few grants.
+# Who may publish what at a site: another tenant's producer, one of acme with few grants, one with none left.
 PRODUCERS = """
 [producers."acme/demo"]
 categories = ["*"]
@@ -50,6 +50,11 @@ priorities = ["high", "normal", "bulk"]
 [producers."acme/billing"]
 categories = ["billing"]
 priorities = ["normal"]
+
+[producers."acme/silenced"]
+categories = ["*"]
+priorities = ["high", "normal", "bulk"]
+quota = { events_per_second = 0 }
 
 [producers."globex/demo"]
 categories = ["*"]
