@@ -82,8 +82,8 @@ def counts_table(
         table.add_column(column, justify="right" if justify == "right" else "left")
     lines = (
         ("published", counts.published, f"events answered OK ({ways})"),
-        ("due", counts.due, f"notifications that these make, {counts.due_by_topic:,} of them through topics alone"),
-        ("excluded", counts.excluded, "kept back, as the event left the listener out"),
+        ("due", counts.due, f"notifications, {counts.due_by_topic:,} of them through topics alone"),
+        ("excluded", counts.excluded, "kept back: the event left the listener out"),
         (
             "suppressed by wish",
             counts.suppressed,
@@ -151,6 +151,12 @@ The mesh goes on running; its state is in {state}. Paste these here:
 # publish with the command
 {command} publish --to alice "Hello"{where}
 
+# topics: subscribe, and publish to all who did; a mute, and why somebody got nothing
+{command} topics subscribe alice builds{where}
+{command} publish --topic builds "Build 4713 has passed"{where}
+{command} prefs mute alice --category deploy --for 2h{where}
+{command} explain "$({command} publish --to alice "Version 12 is out" --category deploy{where})" alice{where}
+
 # publish with curl: REST through the edge, with a producer's token
 curl --cacert {ca} -H "authorization: Bearer $({command} token demo --role producer{where})" \\
   -H 'content-type: application/json' https://localhost:{port}/v1/events \\
@@ -175,7 +181,7 @@ grpcurl -cacert {ca} -cert {operator}/cert.pem -key {operator}/key.pem \\
 
 # what runs, and the end of it
 {command} nodes{where}
-{command} logs{where} --level warning
+{command} logs{where} --level error
 {command} down{where}
 """
 

@@ -282,12 +282,13 @@ async def processes(patient: Patient) -> list[Finding]:
         return [Finding("ok", "processes", "nothing runs; `heliograph up` starts it")]
     from heliograph_cli import envoys, health
 
-    findings = []
+    # As they were started: the folder's name depends on the path and the environment of who asks.
+    run, findings = Path(running.run_dir), []
     for name, one in running.processes.items():
         if one.kind == "service":
-            well = await health.serves(patient.place.run / f"{name}.sock", direct=running.direct)
+            well = await health.serves(run / f"{name}.sock", direct=running.direct)
         else:
-            well = await envoys.is_ready(str(patient.place.run / f"{name.removesuffix('-envoy')}.admin"))
+            well = await envoys.is_ready(str(run / f"{name.removesuffix('-envoy')}.admin"))
         if not well:
             text = f"{name} does not serve ({one.state}, pid {one.pid}, {one.restart_count} restarts)"
             findings.append(Finding("fail", "processes", text, f"heliograph logs {name}"))
