@@ -29,6 +29,8 @@ from svc_fanout.wishes import Wishes
 
 # Held events may name so many recipients; they are in memory.
 LARGEST_HELD_RECIPIENTS = 200_000
+# Recipients decoded before other work of the event loop gets its turn.
+_RECIPIENTS_IN_A_ROW = 5_000
 
 
 class LaneWorker:
@@ -122,7 +124,12 @@ class LaneWorker:
 
     async def _begin(self, stored: Sequence[Stored], group: asyncio.TaskGroup) -> list[Event]:
         events: list[Event] = []
+        recipients = 0
         for record in stored:
+            if recipients >= _RECIPIENTS_IN_A_ROW:
+                # The lanes share one loop: what is urgent in another one must not wait for a page of large events.
+                recipients = 0
+                await asyncio.sleep(0)
             if not await self._caution.admits(record, group):
                 continue
             try:
@@ -132,6 +139,7 @@ class LaneWorker:
                 continue
             self._flight.begin(record, event.envelope.event_id)
             events.append(event)
+            recipients += len(event.recipient_ids)
             if self._trace is not None:
                 self._trace("read", event_id=event.envelope.event_id, lane=self._flight.lane)
         return events
