@@ -40,6 +40,8 @@ from mesh.errors import Failure
 TENANT, PRODUCER = "acme", "demo"
 _NODES = 2
 _FOLDERS_EACH = 2
+# Some by topic and some by name.
+_FEWEST_LISTENERS = 4
 _READY_LIMIT_S = 30.0
 _SETTLE_LIMIT_S = 30.0
 _RESTART_LIMIT_S = 20.0
@@ -361,8 +363,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="for how long they are published")
     parser.add_argument("--kill-after", type=float, default=defaults.kill_after, help="seconds until a node is killed")
     asked = parser.parse_args()
-    if asked.listeners < 1 or asked.rate <= 0 or not 0 <= asked.kill_after < asked.seconds:
-        parser.error("listeners and rate must be positive, and the kill must come before the end")
+    if asked.listeners < _FEWEST_LISTENERS or asked.rate <= 0 or not 0 <= asked.kill_after < asked.seconds:
+        parser.error(f"at least {_FEWEST_LISTENERS} listeners, a positive rate, and the kill before the end are needed")
     choices = Choices(asked.listeners, asked.rate, asked.seconds, asked.kill_after)
     teller = Teller()
     try:
