@@ -114,6 +114,7 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_UNIT}/svc_gateway/test_connect.py::test_a_device_that_does_not_read_is_refused_and_caught_up",
     ),
     "S-26": (
+        f"{_SCENARIOS}/test_hostile_flood.py::test_a_session_too_many_is_told_when_to_come_back",
         f"{_UNIT}/svc_gateway/test_main.py::test_a_full_node_says_when_to_come_back",
         f"{_UNIT}/svc_gateway/test_connect.py::test_a_full_node_says_when_to_come_back",
         f"{_UNIT}/svc_gateway/test_websocket.py::test_a_listener_that_admits_nobody_says_when_to_come_back",
