@@ -32,7 +32,7 @@ def read_source(root: Path = ROOT) -> tuple[str, list[Change]]:
 def read_archive(root: Path = ROOT) -> tuple[str, list[Change]]:
     """Returns the same of the files as they are, without history."""
     changes = of_files({path.relative_to(root).as_posix(): _digest(path) for path in _files(root)})
-    return f"this source as it is, {len(changes)} files: there is no history, or none to choose from", changes
+    return f"the {len(changes)} files of this source, for its history is missing or too short", changes
 
 
 def _log(root: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from bench.demo_source import read_source
+from bench.demo_source import read_archive, read_source
 
 
 def _git(root: Path, *arguments: str) -> None:
@@ -50,3 +50,14 @@ def test_a_repository_without_commits_is_an_archive(tmp_path: Path) -> None:
     _git(tmp_path, "init", "--quiet")
     _write(tmp_path, "README.md")
     assert [one.files for one in read_source(tmp_path)[1]] == [("README.md",)]
+
+
+def test_files_are_read_where_history_gives_no_choice(tmp_path: Path) -> None:
+    """A repository with one commit has its files still, each a change of its own."""
+    _git(tmp_path, "init", "--quiet")
+    for name in ("mesh/ids.py", "README.md"):
+        _write(tmp_path, name)
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "--quiet", "-m", "Everything")
+    assert len(read_source(tmp_path)[1]) == 1
+    assert [change.files for change in read_archive(tmp_path)[1]] == [("README.md",), ("mesh/ids.py",)]
