@@ -78,6 +78,16 @@ ODD = (
     Odd("no upgrade", opening(upgrade="", connection=""), frozenset({426}), "FIELD_INVALID"),
     Odd("too many headers", opening(x_large="a" * 20_000), frozenset({431})),
     Odd("another method", opening().replace(b"GET", b"POST"), frozenset({400, 404, 405})),
+    Odd(
+        "an upgrade to HTTP/2",
+        opening(upgrade="h2c", connection="Upgrade, HTTP2-Settings", http2_settings="AAMAAABkAAQAAP__"),
+        frozenset({400, 403, 404, 426}),
+    ),
+    Odd(
+        "a body of two lengths",
+        opening(content_length="4", transfer_encoding="chunked") + b"0\r\n\r\nGET /v1/ws HTTP/1.1\r\n\r\n",
+        frozenset({400}),
+    ),
     Odd("what is no HTTP", b"\x16\x03\x01 hello\r\n\r\n", frozenset({400})),
 )
 
