@@ -187,7 +187,11 @@ def notification(size: int, number: int) -> bytes:
             notify=Notify(notification=Notification(notification_id=id_, revision=1, content=content))
         ).SerializeToString()
 
-    return built(max(1, size - len(built(0))))
+    filler = 0
+    # Twice: the lengths in the message grow with it.
+    for _ in range(2):
+        filler += size - len(built(filler))
+    return built(filler)
 
 
 async def obey(push: Callable[[bytes], Awaitable[int]]) -> None:

@@ -41,6 +41,7 @@ _AUDIENCE = event_pb2.Event.AUDIENCE_FIELD_NUMBER
 _CONTENT = event_pb2.Event.CONTENT_FIELD_NUMBER
 _BODY = notification_pb2.Content.BODY_FIELD_NUMBER
 _RECIPIENT = event_pb2.Audience.RECIPIENT_IDS_FIELD_NUMBER
+_TOPIC = event_pb2.Audience.TOPIC_IDS_FIELD_NUMBER
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -55,13 +56,14 @@ class Order(msgspec.Struct, frozen=True):
         server_name: for TLS.
         recipients: ids to publish to, in turn.
         rate: notifications a second.
-        audience: recipients of one event.
+        audience: recipients of one event; with topics, subscribers of each.
         batch: events of one call; 1 uses Publish.
         seconds: for how long.
         category: of every event, unless there is a mix.
         mix: shares of categories, drawn event by event.
         phases: (seconds, rate) one after the other, instead of `seconds` and `rate`.
         timeout: seconds a call may take.
+        topics: topics to publish to, in turn, instead of recipients.
     """
 
     target: str
@@ -79,6 +81,7 @@ class Order(msgspec.Struct, frozen=True):
     mix: dict[str, float] = {}
     phases: list[tuple[float, float]] = []
     timeout: float = _TIMEOUT
+    topics: list[str] = []
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -116,6 +119,7 @@ class Publishers:
         )
         self._writer = RequestWriter()
         self._recipients = [wire_field(_RECIPIENT, recipient.encode()) for recipient in order.recipients]
+        self._topics = itertools.cycle([wire_field(_TOPIC, topic.encode()) for topic in order.topics])
         self._next = 0
         self._published = 0
         self._refused = 0
@@ -189,6 +193,8 @@ class Publishers:
         self._calls.append(time.monotonic_ns() // 1_000 - intended)
 
     def _audience(self) -> list[bytes]:
+        if self._order.topics:
+            return [next(self._topics)]
         count, first = len(self._recipients), self._next
         self._next += self._order.audience
         return [self._recipients[(first + index) % count] for index in range(self._order.audience)]

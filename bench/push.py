@@ -26,9 +26,11 @@ from bench.pushing import LARGEST_BATCH, Pusher, Writer, pushing
 from mesh.channel import Channels
 
 _FRAME = 400
-_LARGE_FRAME = 4_000
+_LARGEST_FRAME = 16_000
+# Large frames for one frozen reader: the system's own buffers take a few megabytes of them.
+_STUFFING_LIMIT = 1_000
+_TICK = 0.01
 _PACE = 1_500.0
-_ARRIVAL_LIMIT = 60.0
 
 
 class Push(msgspec.Struct, frozen=True):
@@ -250,38 +252,49 @@ def measure_audience(sessions: int, nodes: int) -> Push:
 # ---------------------------------------------------------------- frozen readers
 
 
-def measure_frozen(sessions: int, share: float, rate: float, seconds: float) -> Frozen:
-    """Pushes at a steady rate to sessions, with and without frozen ones among them, in turn."""
-    seen: dict[bool, list[int]] = {False: [], True: []}
+def measure_frozen(sessions: int, share: float, rate: float, seconds: float, rounds: int) -> Frozen:
+    """Pushes at a steady rate to sessions, with and without frozen ones beside them, in turn."""
+    seen: dict[bool, list[Spread]] = {False: [], True: []}
     behind = 0
-    for number in range(4):
-        frozen = number % 2 == 1
-        with (
-            Installation(direct=True, gateways=1) as installation,
-            _crowds(installation, "f", [sessions], acks=True, frozen=round(sessions * share) if frozen else 0) as (
-                crowds,
-                keys,
-            ),
-        ):
-            behind += asyncio.run(_paced(installation, keys, rate, seconds))
-            seen[frozen] += crowds[0].end().receipts
-    return Frozen(healthy=spread(seen[False]), beside=spread(seen[True]), share=share, behind=behind)
+    with Installation(direct=True, gateways=1) as installation:
+        for number in range(2 * rounds):
+            frozen = number % 2 == 1
+            with contextlib.ExitStack() as stack:
+                (healthy,), (keys,) = stack.enter_context(_crowds(installation, f"h{number}", [sessions], acks=True))
+                stuck: list[str] = []
+                if frozen:
+                    count = max(1, round(sessions * share))
+                    _, (stuck,) = stack.enter_context(
+                        _crowds(installation, f"z{number}", [count], acks=True, frozen=count)
+                    )
+                behind += asyncio.run(_paced(installation, keys, stuck, rate, seconds))
+                seen[frozen].append(spread(healthy.end().receipts))
+    usual, beside = (sorted(seen[frozen], key=lambda one: one.p99)[rounds // 2] for frozen in (False, True))
+    return Frozen(healthy=usual, beside=beside, share=share, behind=behind)
 
 
-async def _paced(installation: Installation, keys: list[list[str]], rate: float, seconds: float) -> int:
+async def _paced(installation: Installation, keys: list[str], stuck: list[str], rate: float, seconds: float) -> int:
     """Pushes by intended time; returns how many pushes were refused because a socket was full."""
-    writer, order = Writer(_LARGE_FRAME), keys[0]
-    async with _linked(installation, keys) as nodes:
-        began, interval, position = time.monotonic(), 0.01, 0
-        size = max(1, round(rate * interval))
-        for number in range(round(seconds / interval)):
-            due = began + number * interval
+    everybody = [*keys, *stuck]
+    async with _linked(installation, [everybody]) as nodes:
+        (pusher,) = nodes.pushers
+        # Only what fills a socket makes its session one that is behind.
+        stuffing = Writer(_LARGEST_FRAME)
+        for _ in range(_STUFFING_LIMIT if stuck else 0):
+            if pusher.behind >= len(stuck):
+                break
+            await pusher.push([stuffing.delivery([key], 0) for key in stuck])
+            await pusher.done()
+        writer, began, position = Writer(_FRAME), time.monotonic(), 0
+        size = max(1, round(rate * _TICK))
+        for number in range(round(seconds / _TICK)):
+            due = began + number * _TICK
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            chosen = [order[(position + index) % len(order)] for index in range(size)]
+            chosen = [everybody[(position + index) % len(everybody)] for index in range(size)]
             position += size
-            await nodes.pushers[0].push([writer.delivery([key], round(due * 1e6)) for key in chosen])
+            await pusher.push([writer.delivery([key], round(due * 1e6)) for key in chosen])
         await nodes.settle()
-        return nodes.pushers[0].behind
+        return pusher.behind
 
 
 # ---------------------------------------------------------------- the command
@@ -320,7 +333,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2, help="that they are on")
     parser.add_argument("--frozen", type=float, default=0.05, help="share of the readers")
     parser.add_argument("--rate", type=float, default=2_000.0, help="pushes a second beside frozen readers")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of them")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of them")
     parser.add_argument("--only", choices=("cost", "audience", "frozen"))
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
@@ -330,7 +343,7 @@ def main() -> None:
     if chosen.only in (None, "audience"):
         pushes.append(measure_audience(chosen.audience, chosen.nodes))
     wanted = chosen.only in (None, "frozen")
-    frozen = measure_frozen(200, chosen.frozen, chosen.rate, chosen.seconds) if wanted else None
+    frozen = measure_frozen(1_000, chosen.frozen, chosen.rate, chosen.seconds, 3) if wanted else None
     figures = Figures(pushes=pushes, frozen=frozen)
     print(show(figures))
     print("\n" + "  ".join(f"{key} {value}" for key, value in machine().items()))

@@ -121,6 +121,7 @@ class Session(asyncio.Protocol):
 
     __slots__ = (
         "_attempt",
+        "_away",
         "_buffer",
         "_came_back",
         "_cursor",
@@ -165,7 +166,7 @@ class Session(asyncio.Protocol):
         self._seen: set[str] = set()
         self._cursor = ""
         self._attempt = 0
-        self._came_back = False
+        self._away = self._came_back = False
         self._turned_away = False
         self._returning = False
         # Seconds that the server named.
@@ -246,7 +247,7 @@ class Session(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Counts sessions that end before their time, and comes back where that is wanted."""
         if self.caught_up:
-            self.caught_up = False
+            self.caught_up, self._away = False, True
             self._tally.lost += 1
             self._tally.lost_again += self._came_back
         if self._order.returns or (self._turned_away and self._ready is not None):
@@ -343,8 +344,8 @@ class Session(asyncio.Protocol):
         self._cursor, self._attempt = cursor, 0
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
-        elif self._ready is None and not self.caught_up:
-            self._came_back = True
+        elif self._away:
+            self._away, self._came_back = False, True
             self._tally.returns.append(now_micros())
         self.caught_up = True
         self._arrive()
