@@ -15,7 +15,7 @@ from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(90)
 
-_LANES = ("high", "normal", "bulk", "slices-high", "slices-normal", "slices-bulk")
+_LANES = ("high", "slices-high", "normal", "slices-normal", "bulk", "slices-bulk")
 
 
 async def test_wishes_are_changed_from_the_command_line(run_dir: Path) -> None:
