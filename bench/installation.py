@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -63,6 +64,9 @@ class Installation:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            # A benchmark that is told to end leaves nothing running.
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         command = [
             sys.executable,
             "-P",

@@ -232,6 +232,7 @@ def _inner_limits() -> list[tuple[str, str, str]]:
         ("ReportSessions", _range(0, presence.LARGEST_REPORT, "entries"), "FIELD_INVALID"),
         ("BatchGetPresence", _range(1, presence.LARGEST_LOOK_UP, "recipients"), "FIELD_INVALID"),
         ("ListNodes page_size", f"0 means {presence.LARGEST_PAGE:,}, at most that", "more is cut down"),
+        ("BatchReplayInbox", _range(1, delivery.REPLAYS_A_CALL, "requests"), "FIELD_INVALID"),
         ("ReplayInbox received_refs", _range(0, delivery.RECEIVED_REFS, "ids"), "FIELD_INVALID"),
         ("BatchGetHeads", _range(1, delivery.KEYS_A_CALL, "recipients"), "FIELD_INVALID"),
         ("ListDeadLetters page_size", _page(letters.LETTERS_A_PAGE, letters.LARGEST_PAGE), "more is cut down"),

@@ -19,6 +19,7 @@ MARKS_A_CALL: Final = 500
 REFS_A_MARK: Final = 500
 REFS_A_CALL: Final = 5_000
 KEYS_A_CALL: Final = 1_000
+REPLAYS_A_CALL: Final = 100
 RECEIVED_REFS: Final = 500
 RETRY_DELAYS: Final = (10.0, 60.0, 600.0)
 _LARGEST_ANSWER: Final = 20
@@ -88,6 +89,16 @@ def is_recipient_key(key: str) -> bool:
     except ValueError:
         return False
     return len(parts) == 2 and all(parts)
+
+
+def check_replays(count: int) -> None:
+    """Checks how many replays a call asks for.
+
+    Raises:
+        InvalidArgument: none or too many.
+    """
+    if not 1 <= count <= REPLAYS_A_CALL:
+        raise invalid([Violation("requests", f"must be 1 to {REPLAYS_A_CALL}")])
 
 
 def check_keys(recipient_keys: Sequence[str]) -> None:

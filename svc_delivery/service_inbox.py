@@ -15,7 +15,7 @@ from heliograph.delivery.v1 import inbox_service_pb2_grpc as pb_grpc
 from heliograph.type.v1 import notification_pb2
 from mesh import context as call_context
 from mesh.clock import Stamper
-from mesh.errors import Violation
+from mesh.errors import InvalidArgument, Violation, describe
 from mesh.times import micros_of, set_micros
 from svc_delivery import core, replay
 from svc_delivery.counts import Counts
@@ -27,6 +27,8 @@ _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 # A remembered count is believed so many times, then the window is read whatever the head says.
 _BELIEVED: Final = 19
+# An answer that is as large has no further page; with the largest page on top it stays below what a call may carry.
+_LARGE_ANSWER: Final = 512 * 1024
 
 
 class InboxService(pb_grpc.InboxServiceServicer):
@@ -110,6 +112,27 @@ class InboxService(pb_grpc.InboxServiceServicer):
 
     async def ReplayInbox(self, request: pb.ReplayInboxRequest, context: _Context) -> pb.ReplayInboxResponse:
         """Returns a page of what changed after a cursor."""
+        return await self._replay(request)
+
+    async def BatchReplayInbox(
+        self, request: pb.BatchReplayInboxRequest, context: _Context
+    ) -> pb.BatchReplayInboxResponse:
+        """Returns pages for many sessions, until they are enough for one answer."""
+        core.check_replays(len(request.requests))
+        response, size = pb.BatchReplayInboxResponse(), 0
+        for one in request.requests:
+            try:
+                page = await self._replay(one)
+            except InvalidArgument as failure:
+                describe(failure, response.results.add().refused)
+                continue
+            response.results.add(page=page)
+            size += page.ByteSize()
+            if size >= _LARGE_ANSWER:
+                break
+        return response
+
+    async def _replay(self, request: pb.ReplayInboxRequest) -> pb.ReplayInboxResponse:
         core.check_keys([request.recipient_key])
         page_size = replay.page_size_of(request.page_size, replay.REPLAY_PAGE)
         page = replay.read_token(b"R", request.page_token)

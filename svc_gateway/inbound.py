@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from heliograph.gateway.v1.client_frames_pb2 import ClientMark, ConnectRequest, Hello
 from mesh.errors import Failure, InvalidArgument
-from svc_gateway import answers
+from svc_gateway import answers, shared
 from svc_gateway.decisions import (
     Admission,
     ChangeTopics,
@@ -26,7 +26,6 @@ from svc_gateway.decisions import (
 )
 from svc_gateway.given import GivenIds
 from svc_gateway.hello import check_hello, check_mark, check_topics, read_cursor
-from svc_gateway.seconds import shared
 from svc_gateway.session import Session
 
 _NOTHING: Decisions = ()
@@ -36,7 +35,7 @@ _HELLO_NUMBER = 1
 
 def receive(session: Session, frame: ConnectRequest, now: float, desk: Desk) -> Decisions:
     """Takes a client's frame."""
-    session.heard = now
+    session.heard = shared.second(now)
     if session.state is State.CLOSING:
         return _NOTHING
     kind = frame.WhichOneof("frame")
@@ -116,8 +115,8 @@ def _begin(session: Session, identity: Identity, admission: Admission, now: floa
     session.frame_number = _HELLO_NUMBER
     session.recipient_key, session.connect_number = identity.recipient_key, admission.connect_number
     session.token_due, session.age_due = now + identity.seconds_left, now + admission.age
-    session.ping_due = shared(now + limits.heartbeat_interval)
-    session.round_due = shared(now + limits.round_interval * (0.5 + admission.random))
+    session.ping_due = shared.second(now + limits.heartbeat_interval)
+    session.round_due = shared.second(now + limits.round_interval * (0.5 + admission.random))
     session.round_at = limits.round_frames
     session.state, session.step_due = State.JOINING, now + limits.join_timeout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import resource
 
@@ -35,8 +36,10 @@ from svc_gateway.sessions import Sessions
 from svc_gateway.settings import GatewaySettings
 from svc_gateway.topics import TopicQueue, TopicWorker
 from svc_gateway.websocket import Listener, Options
-from svc_gateway.worker import InboxWorker, PresenceWorker, run_clock
+from svc_gateway.worker import LARGEST_REPLAY, InboxWorker, PresenceWorker, run_clock
 
+# Calls for replays at once: few, so that under load each of them carries many.
+_REPLAY_CALLS = 4
 # Files that are no sessions: links, calls, logs, the listener.
 _OTHER_FILES = 256
 # The part of the drain limit that sessions are given; the rest is for closing those that did not leave.
@@ -146,8 +149,10 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
     app.supervise("reports", presence.report_for_ever)
     app.supervise("rounds", inbox.round_for_ever)
     app.supervise("marks", inbox.store_for_ever)
-    for number in range(settings.replay_limit):
-        app.supervise(f"replays-{number}", inbox.replay_for_ever)
+    calls = min(_REPLAY_CALLS, settings.replay_limit)
+    for number in range(calls):
+        count = min(LARGEST_REPLAY, settings.replay_limit // calls)
+        app.supervise(f"replays-{number}", functools.partial(inbox.replay_for_ever, count))
     changes = TopicWorker(
         gateway=gateway, queue=topics, topics=TopicsPeer(channels=channels, timeout=settings.peer_timeout)
     )

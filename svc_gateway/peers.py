@@ -15,6 +15,7 @@ from heliograph.presence.v1 import presence_service_pb2 as presence_pb
 from heliograph.presence.v1 import presence_service_pb2_grpc as presence_grpc
 from heliograph.type.v1.notification_pb2 import Mark
 from mesh.channel import Channels, call
+from mesh.errors import Internal, InvalidArgument
 from mesh.ids import split_key
 from mesh.times import micros_of
 
@@ -49,9 +50,20 @@ class InboxPeer:
         self._timeout = timeout
         self._stub = inbox_grpc.InboxServiceStub(channels.unary("delivery"))
 
-    async def replay(self, request: inbox_pb.ReplayInboxRequest) -> inbox_pb.ReplayInboxResponse:
+    async def replay(
+        self, requests: Sequence[inbox_pb.ReplayInboxRequest]
+    ) -> Sequence[inbox_pb.ReplayInboxResponse | InvalidArgument]:
         """See `ports.Inbox`."""
-        return await call(self._stub.ReplayInbox, request, timeout=self._timeout, metadata=self._channels.metadata())
+        request = inbox_pb.BatchReplayInboxRequest(requests=requests)
+        response = await call(
+            self._stub.BatchReplayInbox, request, timeout=self._timeout, metadata=self._channels.metadata()
+        )
+        if not response.results:
+            raise Internal("an answer to replays without a page", reason="INTERNAL")
+        return [
+            InvalidArgument(one.refused.message, reason=one.refused.reason) if one.HasField("refused") else one.page
+            for one in response.results
+        ]
 
     async def heads(self, recipient_keys: Sequence[str]) -> Sequence[int]:
         """See `ports.Inbox`."""

@@ -16,6 +16,7 @@ from heliograph.presence.v1.presence_service_pb2 import (
     ReportSessionsResponse,
 )
 from heliograph.type.v1.notification_pb2 import Mark
+from mesh.errors import InvalidArgument
 
 
 class Presence(Protocol):
@@ -43,11 +44,12 @@ class Presence(Protocol):
 class Inbox(Protocol):
     """Where rows are read and marks are stored."""
 
-    async def replay(self, request: ReplayInboxRequest) -> ReplayInboxResponse:
-        """Returns a page of changes.
+    async def replay(self, requests: Sequence[ReplayInboxRequest]) -> Sequence[ReplayInboxResponse | InvalidArgument]:
+        """Returns a page of changes for each of up to 100 requests, or for the first of them only.
+
+        A page is refused when its cursor (CURSOR_INVALID) or its token cannot be used.
 
         Raises:
-            InvalidArgument: CURSOR_INVALID, or the page's token is not known any more.
             Failure: the inbox does not answer.
         """
         ...

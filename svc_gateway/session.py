@@ -11,15 +11,13 @@ Steps 6, 7, 10 and 11 of one notification (`architecture.md` §3).
 
 from __future__ import annotations
 
-from sys import intern
-
 import msgspec
 
 from heliograph.delivery.v1.inbox_service_pb2 import ReplayInboxRequest, ReplayInboxResponse
 from heliograph.type.v1.notification_pb2 import NotificationState
 from mesh.backoff import dither, full_jitter
 from mesh.errors import Failure, InvalidArgument
-from svc_gateway import answers
+from svc_gateway import answers, shared
 from svc_gateway.decisions import (
     Close,
     CloseCode,
@@ -37,7 +35,6 @@ from svc_gateway.decisions import (
 )
 from svc_gateway.given import GivenIds
 from svc_gateway.hello import cursor_of, cursor_text, micros_of
-from svc_gateway.seconds import shared
 
 _NEVER = float("inf")
 _NOTHING: Decisions = ()
@@ -250,8 +247,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
 
     def _checkpoint(self, page: ReplayInboxResponse, decisions: list[Decision], now: float) -> Decisions:
         self.page_token = ""
-        # All sessions have the same few epochs.
-        self.cursor_epoch, self.cursor_stamp = intern(page.cursor.epoch), micros_of(page.cursor.stamp_time)
+        self.cursor_epoch, self.cursor_stamp = shared.text(page.cursor.epoch), micros_of(page.cursor.stamp_time)
         decisions.append(Send(answers.replayed(page, cursor_text(self.cursor_epoch, self.cursor_stamp), self.reload)))
         self.since_checkpoint, self.round_at = 0, self.limits.round_frames
         again, self.again = self.again or self.held is None, False
@@ -358,12 +354,12 @@ class Session(msgspec.Struct, gc=False, eq=False):
             leave_due = now + self.limits.go_away_grace
             decisions.extend(self.go_away(CloseCode.GO_AWAY, "SESSION_TOO_OLD", 0.0, leave_due))
         if now >= self.round_due:
-            self.round_due = shared(now + dither(self.limits.round_interval, spread=0.2, random=random))
+            self.round_due = shared.second(now + dither(self.limits.round_interval, spread=0.2, random=random))
             decisions.append(Round())
             if random * _FULL_ROUND_ONE_IN % 1.0 < 1.0 / _FULL_ROUND_ONE_IN:
                 decisions.extend(self._want())
         if now >= self.ping_due:
-            self.ping_due = shared(now + self.limits.heartbeat_interval)
+            self.ping_due = shared.second(now + self.limits.heartbeat_interval)
             if not self.full:
                 decisions.append(SendPing())
         return decisions

@@ -57,8 +57,8 @@ class GatewaySettings(ServiceSettings):
     backlog_bytes: Annotated[int, Field(ge=65_536)] = Field(
         256 * 1024 * 1024, description="bytes that may wait in all sessions' sockets together, from 65536"
     )
-    replay_limit: Annotated[int, Field(ge=1, le=1_000)] = Field(
-        32, description="replays that are read at once, 1 to 1000; more wait"
+    replay_limit: Annotated[int, Field(ge=1, le=400)] = Field(
+        128, description="replays that are read at once, 1 to 400; more wait"
     )
     mark_limit: Annotated[int, Field(ge=1)] = Field(
         100_000, description="marks that may wait to be stored, from 1; more are refused"

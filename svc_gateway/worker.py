@@ -7,8 +7,9 @@ Steps 6, 7 and 10 of one notification (`architecture.md` §3).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from heliograph.delivery.v1.inbox_service_pb2 import ReplayInboxResponse
 from mesh.backoff import dither, full_jitter
 from mesh.clock import Clock
 from mesh.errors import FailedPrecondition, Failure, InvalidArgument
@@ -21,6 +22,7 @@ from svc_gateway.ports import Inbox, Presence
 from svc_gateway.service import Gateway
 from svc_gateway.sessions import session_of
 
+LARGEST_REPLAY = 100
 _LARGEST_ROUND = 1_000
 _RETRY_BASE, _RETRY_CAP = 0.1, 2.0
 _TICK = 1.0
@@ -146,26 +148,40 @@ class InboxWorker:
         self._random = random
         self._log = logger()
 
-    async def replay_for_ever(self) -> None:
-        """Reads one replay after the other; so many of these loops run, so many replays are read at once."""
-        while True:
-            for connection in await self._gateway.replays.take(1):
-                await self.replay(connection)
+    async def replay_for_ever(self, count: int) -> None:
+        """Reads replays, so many sessions' in one call; what waits meanwhile is the next call.
 
-    async def replay(self, connection: ClientConnection) -> None:
-        """Reads one session's replay to its end, its pause or its failure."""
-        gateway, session = self._gateway, session_of(connection)
-        request = session.begin_replay(self._clock.monotonic())
-        gateway.metrics.replays.inc(request is not None)
-        while request is not None:
+        Args:
+            count: sessions of a call; as many of these loops as run, so many times more are read at once.
+        """
+        while True:
+            await self.replay(await self._gateway.replays.take(count))
+
+    async def replay(self, connections: Sequence[ClientConnection]) -> None:
+        """Reads the replays of some sessions, each to its end, its pause or its failure."""
+        gateway, now = self._gateway, self._clock.monotonic()
+        asked = [(one, request) for one in connections if (request := session_of(one).begin_replay(now)) is not None]
+        gateway.metrics.replays.inc(len(asked))
+        while asked:
             try:
-                page = await self._inbox.replay(request)
+                answers = await self._inbox.replay([request for _, request in asked])
             except Failure as failure:
-                gateway.replay_failed(connection, failure)
+                for connection, _ in asked:
+                    gateway.replay_failed(connection, failure)
                 return
-            gateway.run(connection, session, session.replayed(page, self._clock.monotonic()))
-            session.page_written()
-            request = session.next_page()
+            for (connection, _), answer in zip(asked, answers, strict=False):
+                self._take(connection, answer)
+            # Those whose page was the last one ask for nothing any more; those without an answer ask again.
+            following = [(one, session_of(one).next_page()) for one, _ in asked]
+            asked = [(one, request) for one, request in following if request is not None]
+
+    def _take(self, connection: ClientConnection, answer: ReplayInboxResponse | InvalidArgument) -> None:
+        if isinstance(answer, InvalidArgument):
+            self._gateway.replay_failed(connection, answer)
+            return
+        session = session_of(connection)
+        self._gateway.run(connection, session, session.replayed(answer, self._clock.monotonic()))
+        session.page_written()
 
     async def round_for_ever(self) -> None:
         """Compares heads with cursors; a failed round is left out, the next one comes by itself."""

@@ -23,7 +23,7 @@ from heliograph.type.v1 import envelope_pb2, notification_pb2
 from mesh.app import App
 from mesh.channel import Channels
 from mesh.clock import SystemClock
-from mesh.errors import Failure, Unavailable, Unimplemented
+from mesh.errors import Failure, InvalidArgument, Unavailable, Unimplemented, describe
 from mesh.identity import CALLER_HEADER
 from mesh.settings import load
 from mesh.streams import Bidi, connect
@@ -78,6 +78,18 @@ class InboxEnd(inbox_service_pb2_grpc.InboxServiceServicer):
         if self.refused is not None:
             raise self.refused
         return self.of(request.recipient_key).replay(request, time.time(), request.page_size)
+
+    async def BatchReplayInbox(
+        self, request: inbox_service_pb2.BatchReplayInboxRequest, context: _Context
+    ) -> inbox_service_pb2.BatchReplayInboxResponse:
+        """Answers with pages."""
+        response = inbox_service_pb2.BatchReplayInboxResponse()
+        for one in request.requests:
+            try:
+                response.results.add(page=await self.ReplayInbox(one, context))
+            except InvalidArgument as failure:
+                describe(failure, response.results.add().refused)
+        return response
 
     async def BatchGetHeads(
         self, request: inbox_service_pb2.BatchGetHeadsRequest, context: _Context

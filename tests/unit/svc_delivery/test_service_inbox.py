@@ -370,6 +370,45 @@ async def test_a_page_of_another_replay_is_refused(bench: Bench) -> None:
             await bench.replay(cursor, page_token=token)
 
 
+async def replays(bench: Bench, *requests: pb.ReplayInboxRequest) -> list[pb.ReplayInboxResult]:
+    """Calls BatchReplayInbox."""
+    with serving(CallContext(GATEWAY, None, "", "")):
+        response = await bench.service.BatchReplayInbox(pb.BatchReplayInboxRequest(requests=requests), NO_CONTEXT)
+    return list(response.results)
+
+
+async def test_many_replays_are_answered_like_one_each(bench: Bench) -> None:
+    """In their order; one that is refused is refused alone."""
+    await bench.put(*range(3))
+    one = await bench.replay(page_size=2)
+    bad = pb.ReplayInboxRequest(recipient_key=ALICE, page_token="x")
+    results = await replays(
+        bench,
+        pb.ReplayInboxRequest(recipient_key=ALICE, page_size=2),
+        bad,
+        pb.ReplayInboxRequest(recipient_key=BOB),
+    )
+    assert [result.WhichOneof("result") for result in results] == ["page", "refused", "page"]
+    assert entries(results[0].page) == entries(one)
+    assert results[1].refused.reason == "FIELD_INVALID"
+    assert results[2].page.item_count == 0
+
+
+async def test_an_answer_ends_where_it_is_large(bench: Bench) -> None:
+    """It has at least one page, and stays far below what a call may carry."""
+    large = types.Notification(notification_id=text(1), revision=1, content=types.Content(body="x" * 600_000))
+    await bench.writer.write([RowWrite(ALICE, make_id(1), 1, "general", large.SerializeToString())])
+    results = await replays(bench, *[pb.ReplayInboxRequest(recipient_key=ALICE)] * 3)
+    assert [result.WhichOneof("result") for result in results] == ["page"]
+
+
+@pytest.mark.parametrize("count", [0, 101])
+async def test_no_and_too_many_replays_are_refused(bench: Bench, count: int) -> None:
+    """A call asks for 1 to 100."""
+    with pytest.raises(InvalidArgument, match="requests"):
+        await replays(bench, *[pb.ReplayInboxRequest(recipient_key=ALICE)] * count)
+
+
 async def test_a_replay_of_no_recipient_is_refused(bench: Bench) -> None:
     """Keys are checked, also in batches of heads."""
     with serving(CallContext(GATEWAY, None, "", "")):

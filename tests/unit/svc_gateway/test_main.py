@@ -12,7 +12,7 @@ import pytest
 
 from heliograph.gateway.v1 import gateway_service_pb2 as pb
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationRef, NotificationState
-from mesh.errors import Unavailable
+from mesh.errors import InvalidArgument, Unavailable
 from tests.support.device import Form, connected
 from tests.support.nodes import Node, delivery_of
 from tests.support.sessions import id_of
@@ -260,3 +260,16 @@ async def test_a_restart_finds_its_socket_free(node: Node) -> None:
         async with node.running(), node.device() as device:
             assert device.closed is None
         await asyncio.sleep(0)
+
+
+async def test_a_cursor_that_the_inbox_refuses_is_dropped(node: Node) -> None:
+    """The client is told, and gets the whole window."""
+    node.inbox.of(ALICE).write(id_of(1), 1, time.time())
+    node.inbox.refused = InvalidArgument("foreign", reason="CURSOR_INVALID")
+    async with node.running(), connected(node.url) as device:
+        await device.hello(node.token(), "phone", cursor="1.elsewhere")
+        await until(lambda: bool(node.inbox.replays), 5.0, "a replay was tried")
+        node.inbox.refused = None
+        await device.ready()
+        assert device.ids == [id_of(1)]
+        assert not node.inbox.replays[-1].HasField("cursor")

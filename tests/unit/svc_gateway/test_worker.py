@@ -54,6 +54,9 @@ class InProcess:
         self.failure: Failure | None = None
         self.inbox = Inbox()
         self.marks: list[Mark] = []
+        self.calls: list[list[str]] = []
+        self.refused: dict[str, InvalidArgument] = {}
+        self.largest_answer = 100
         self.restart_presence()
 
     def restart_presence(self) -> None:
@@ -81,9 +84,13 @@ class InProcess:
         request = presence_pb.BatchGetPresenceRequest(recipient_keys=[recipient_key])
         return bool((await self.presence.BatchGetPresence(request, _NO_CONTEXT)).groups)
 
-    async def replay(self, request: ReplayInboxRequest) -> ReplayInboxResponse:
+    async def replay(self, requests: Sequence[ReplayInboxRequest]) -> Sequence[ReplayInboxResponse | InvalidArgument]:
         self._check()
-        return self.inbox.replay(request, self.clock.wall())
+        self.calls.append([request.recipient_key for request in requests])
+        answers = [self.inbox.replay(request, self.clock.wall()) for request in requests]
+        return [self.refused.get(one.recipient_key, page) for one, page in zip(requests, answers, strict=True)][
+            : self.largest_answer
+        ]
 
     async def heads(self, recipient_keys: Sequence[str]) -> Sequence[int]:
         self._check()
@@ -151,8 +158,7 @@ class World:
         while len(self.gateway.presence) and await self.presence.report():
             pass
         while len(self.gateway.replays):
-            for connection in await self.gateway.replays.take(1):
-                await self.inbox.replay(connection)
+            await self.inbox.replay(await self.gateway.replays.take(10))
 
     async def live(self) -> Bench:
         """Returns a session that is live."""
@@ -251,6 +257,63 @@ async def test_a_refused_lease_takes_a_new_epoch_at_once() -> None:
     await world.presence.renew()
     assert world.lease.alive
     assert world.lease.epoch > twin.epoch
+
+
+async def _join(world: World, recipients: Sequence[str]) -> list[Bench]:
+    """Opens sessions that presence knows and whose replays wait."""
+    await world.presence.renew()
+    benches = [world.connect(recipient) for recipient in recipients]
+    assert await world.presence.report()
+    return benches
+
+
+async def test_many_sessions_are_read_in_one_call() -> None:
+    """In the order in which they wait."""
+    world = World()
+    names = ["alice", "bob", "carol"]
+    benches = await _join(world, names)
+    await world.settle()
+    assert world.peers.calls == [[f"acme/{name}" for name in names]]
+    assert all(session_of(bench.connection).state is State.LIVE for bench in benches)
+
+
+async def test_those_without_an_answer_ask_again() -> None:
+    """An answer that is too large for all of them has the first ones."""
+    world = World()
+    benches = await _join(world, ["alice", "bob", "carol"])
+    world.peers.largest_answer = 1
+    await world.settle()
+    assert [len(call) for call in world.peers.calls] == [3, 2, 1]
+    assert all(session_of(bench.connection).state is State.LIVE for bench in benches)
+
+
+async def test_further_pages_are_read_together() -> None:
+    """Each session gets all of its own, and nothing twice."""
+    world = World()
+    for number in range(7):
+        world.peers.inbox.write(id_of(number), 1, world.clock.wall())
+    benches = await _join(world, ["alice", "bob"])
+    await world.settle()
+    assert [len(call) for call in world.peers.calls] == [2, 2, 2]
+    for bench in benches:
+        kinds = [frame.WhichOneof("frame") for frame in _frames(bench)]
+        assert kinds == ["welcome", *["notify"] * 7, "replayed"]
+
+
+async def test_a_refused_replay_is_one_session_s_alone() -> None:
+    """The others of the call go on; a call that fails is repeated for all of them."""
+    world = World()
+    alice, bob = await _join(world, ["alice", "bob"])
+    world.peers.refused["acme/bob"] = InvalidArgument("no such page", reason="FIELD_INVALID")
+    await world.settle()
+    assert [frame.WhichOneof("frame") for frame in _frames(alice)] == ["welcome", "replayed"]
+    assert [frame.WhichOneof("frame") for frame in _frames(bob)] == ["welcome"]
+    assert session_of(bob.connection).retry_due < float("inf")
+    world.peers.failure = _AWAY
+    carol, dave = world.connect("carol"), world.connect("dave")
+    world.gateway.registered([carol.connection, dave.connection])
+    await world.settle()
+    assert all(session_of(bench.connection).retry_due < float("inf") for bench in (carol, dave))
 
 
 async def test_a_round_asserts_the_session_and_reads_only_what_is_new() -> None:

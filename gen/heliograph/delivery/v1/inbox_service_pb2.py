@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from heliograph.access.v1 import access_pb2 as heliograph_dot_access_dot_v1_dot_access__pb2
 from heliograph.type.v1 import notification_pb2 as heliograph_dot_type_dot_v1_dot_notification__pb2
+from heliograph.type.v1 import refusal_pb2 as heliograph_dot_type_dot_v1_dot_refusal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*heliograph/delivery/v1/inbox_service.proto\x12\x16heliograph.delivery.v1\x1a\x1cgoogle/api/annotations.proto\x1a!heliograph/access/v1/access.proto\x1a%heliograph/type/v1/notification.proto\"y\n\tInboxItem\x12\x36\n\x0cnotification\x18\x01 \x01(\x0b\x32 .heliograph.type.v1.Notification\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\"\x8a\x01\n\nInboxEntry\x12\x14\n\x0cnotification\x18\x01 \x01(\x0c\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\x12\x30\n\x03ref\x18\x03 \x01(\x0b\x32#.heliograph.type.v1.NotificationRef\"w\n\x10ListInboxRequest\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x13\n\x0bunread_only\x18\x04 \x01(\x08\x12\x11\n\ttenant_id\x18\x05 \x01(\t\"\x8a\x01\n\x11ListInboxResponse\x12\x30\n\x05items\x18\x01 \x03(\x0b\x32!.heliograph.delivery.v1.InboxItem\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12*\n\x06unread\x18\x03 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\";\n\x10GetUnreadRequest\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\"?\n\x11GetUnreadResponse\x12*\n\x06unread\x18\x01 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\";\n\x10\x42\x61tchMarkRequest\x12\'\n\x05marks\x18\x01 \x03(\x0b\x32\x18.heliograph.type.v1.Mark\"N\n\x11\x42\x61tchMarkResponse\x12\x39\n\x0cunknown_refs\x18\x01 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\"*\n\x12MarkAllReadRequest\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\"A\n\x13MarkAllReadResponse\x12*\n\x06unread\x18\x01 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\"\xba\x01\n\x12ReplayInboxRequest\x12\x15\n\rrecipient_key\x18\x01 \x01(\t\x12*\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x1a.heliograph.type.v1.Cursor\x12:\n\rreceived_refs\x18\x03 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"\xf1\x01\n\x13ReplayInboxResponse\x12\x33\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\".heliograph.delivery.v1.InboxEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12*\n\x06\x63ursor\x18\x03 \x01(\x0b\x32\x1a.heliograph.type.v1.Cursor\x12\x0e\n\x06reload\x18\x04 \x01(\x08\x12*\n\x06unread\x18\x05 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\x12\x12\n\nitem_count\x18\x06 \x01(\x05\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x05\".\n\x14\x42\x61tchGetHeadsRequest\x12\x16\n\x0erecipient_keys\x18\x01 \x03(\t\"B\n\x15\x42\x61tchGetHeadsResponse\x12)\n\x05heads\x18\x01 \x03(\x0b\x32\x1a.heliograph.type.v1.Cursor2\x84\x06\n\x0cInboxService\x12y\n\tListInbox\x12(.heliograph.delivery.v1.ListInboxRequest\x1a).heliograph.delivery.v1.ListInboxResponse\"\x17\x82\xce\x18\x02\x02\x03\x82\xd3\xe4\x93\x02\x0b\x12\t/v1/inbox\x12\x80\x01\n\tGetUnread\x12(.heliograph.delivery.v1.GetUnreadRequest\x1a).heliograph.delivery.v1.GetUnreadResponse\"\x1e\x82\xce\x18\x02\x02\x03\x82\xd3\xe4\x93\x02\x12\x12\x10/v1/inbox/unread\x12\x81\x01\n\tBatchMark\x12(.heliograph.delivery.v1.BatchMarkRequest\x1a).heliograph.delivery.v1.BatchMarkResponse\"\x1f\x82\xce\x18\x02\x02\x07\x82\xd3\xe4\x93\x02\x13\"\x0e/v1/inbox:mark:\x01*\x12\x8d\x01\n\x0bMarkAllRead\x12*.heliograph.delivery.v1.MarkAllReadRequest\x1a+.heliograph.delivery.v1.MarkAllReadResponse\"%\x82\xce\x18\x01\x02\x82\xd3\xe4\x93\x02\x1a\"\x15/v1/inbox:markAllRead:\x01*\x12m\n\x0bReplayInbox\x12*.heliograph.delivery.v1.ReplayInboxRequest\x1a+.heliograph.delivery.v1.ReplayInboxResponse\"\x05\x82\xce\x18\x01\x07\x12s\n\rBatchGetHeads\x12,.heliograph.delivery.v1.BatchGetHeadsRequest\x1a-.heliograph.delivery.v1.BatchGetHeadsResponse\"\x05\x82\xce\x18\x01\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*heliograph/delivery/v1/inbox_service.proto\x12\x16heliograph.delivery.v1\x1a\x1cgoogle/api/annotations.proto\x1a!heliograph/access/v1/access.proto\x1a%heliograph/type/v1/notification.proto\x1a heliograph/type/v1/refusal.proto\"y\n\tInboxItem\x12\x36\n\x0cnotification\x18\x01 \x01(\x0b\x32 .heliograph.type.v1.Notification\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\"\x8a\x01\n\nInboxEntry\x12\x14\n\x0cnotification\x18\x01 \x01(\x0c\x12\x34\n\x05state\x18\x02 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\x12\x30\n\x03ref\x18\x03 \x01(\x0b\x32#.heliograph.type.v1.NotificationRef\"w\n\x10ListInboxRequest\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x13\n\x0bunread_only\x18\x04 \x01(\x08\x12\x11\n\ttenant_id\x18\x05 \x01(\t\"\x8a\x01\n\x11ListInboxResponse\x12\x30\n\x05items\x18\x01 \x03(\x0b\x32!.heliograph.delivery.v1.InboxItem\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12*\n\x06unread\x18\x03 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\";\n\x10GetUnreadRequest\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\x12\x11\n\ttenant_id\x18\x02 \x01(\t\"?\n\x11GetUnreadResponse\x12*\n\x06unread\x18\x01 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\";\n\x10\x42\x61tchMarkRequest\x12\'\n\x05marks\x18\x01 \x03(\x0b\x32\x18.heliograph.type.v1.Mark\"N\n\x11\x42\x61tchMarkResponse\x12\x39\n\x0cunknown_refs\x18\x01 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\"*\n\x12MarkAllReadRequest\x12\x14\n\x0crecipient_id\x18\x01 \x01(\t\"A\n\x13MarkAllReadResponse\x12*\n\x06unread\x18\x01 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\"\xba\x01\n\x12ReplayInboxRequest\x12\x15\n\rrecipient_key\x18\x01 \x01(\t\x12*\n\x06\x63ursor\x18\x02 \x01(\x0b\x32\x1a.heliograph.type.v1.Cursor\x12:\n\rreceived_refs\x18\x03 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"\xf1\x01\n\x13ReplayInboxResponse\x12\x33\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\".heliograph.delivery.v1.InboxEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12*\n\x06\x63ursor\x18\x03 \x01(\x0b\x32\x1a.heliograph.type.v1.Cursor\x12\x0e\n\x06reload\x18\x04 \x01(\x08\x12*\n\x06unread\x18\x05 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\x12\x12\n\nitem_count\x18\x06 \x01(\x05\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x05\"W\n\x17\x42\x61tchReplayInboxRequest\x12<\n\x08requests\x18\x01 \x03(\x0b\x32*.heliograph.delivery.v1.ReplayInboxRequest\"V\n\x18\x42\x61tchReplayInboxResponse\x12:\n\x07results\x18\x01 \x03(\x0b\x32).heliograph.delivery.v1.ReplayInboxResult\"\x8a\x01\n\x11ReplayInboxResult\x12;\n\x04page\x18\x01 \x01(\x0b\x32+.heliograph.delivery.v1.ReplayInboxResponseH\x00\x12.\n\x07refused\x18\x02 \x01(\x0b\x32\x1b.heliograph.type.v1.RefusalH\x00\x42\x08\n\x06result\".\n\x14\x42\x61tchGetHeadsRequest\x12\x16\n\x0erecipient_keys\x18\x01 \x03(\t\"B\n\x15\x42\x61tchGetHeadsResponse\x12)\n\x05heads\x18\x01 \x03(\x0b\x32\x1a.heliograph.type.v1.Cursor2\x82\x07\n\x0cInboxService\x12y\n\tListInbox\x12(.heliograph.delivery.v1.ListInboxRequest\x1a).heliograph.delivery.v1.ListInboxResponse\"\x17\x82\xce\x18\x02\x02\x03\x82\xd3\xe4\x93\x02\x0b\x12\t/v1/inbox\x12\x80\x01\n\tGetUnread\x12(.heliograph.delivery.v1.GetUnreadRequest\x1a).heliograph.delivery.v1.GetUnreadResponse\"\x1e\x82\xce\x18\x02\x02\x03\x82\xd3\xe4\x93\x02\x12\x12\x10/v1/inbox/unread\x12\x81\x01\n\tBatchMark\x12(.heliograph.delivery.v1.BatchMarkRequest\x1a).heliograph.delivery.v1.BatchMarkResponse\"\x1f\x82\xce\x18\x02\x02\x07\x82\xd3\xe4\x93\x02\x13\"\x0e/v1/inbox:mark:\x01*\x12\x8d\x01\n\x0bMarkAllRead\x12*.heliograph.delivery.v1.MarkAllReadRequest\x1a+.heliograph.delivery.v1.MarkAllReadResponse\"%\x82\xce\x18\x01\x02\x82\xd3\xe4\x93\x02\x1a\"\x15/v1/inbox:markAllRead:\x01*\x12m\n\x0bReplayInbox\x12*.heliograph.delivery.v1.ReplayInboxRequest\x1a+.heliograph.delivery.v1.ReplayInboxResponse\"\x05\x82\xce\x18\x01\x07\x12|\n\x10\x42\x61tchReplayInbox\x12/.heliograph.delivery.v1.BatchReplayInboxRequest\x1a\x30.heliograph.delivery.v1.BatchReplayInboxResponse\"\x05\x82\xce\x18\x01\x07\x12s\n\rBatchGetHeads\x12,.heliograph.delivery.v1.BatchGetHeadsRequest\x1a-.heliograph.delivery.v1.BatchGetHeadsResponse\"\x05\x82\xce\x18\x01\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,36 +45,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INBOXSERVICE'].methods_by_name['MarkAllRead']._serialized_options = b'\202\316\030\001\002\202\323\344\223\002\032\"\025/v1/inbox:markAllRead:\001*'
   _globals['_INBOXSERVICE'].methods_by_name['ReplayInbox']._loaded_options = None
   _globals['_INBOXSERVICE'].methods_by_name['ReplayInbox']._serialized_options = b'\202\316\030\001\007'
+  _globals['_INBOXSERVICE'].methods_by_name['BatchReplayInbox']._loaded_options = None
+  _globals['_INBOXSERVICE'].methods_by_name['BatchReplayInbox']._serialized_options = b'\202\316\030\001\007'
   _globals['_INBOXSERVICE'].methods_by_name['BatchGetHeads']._loaded_options = None
   _globals['_INBOXSERVICE'].methods_by_name['BatchGetHeads']._serialized_options = b'\202\316\030\001\007'
-  _globals['_INBOXITEM']._serialized_start=174
-  _globals['_INBOXITEM']._serialized_end=295
-  _globals['_INBOXENTRY']._serialized_start=298
-  _globals['_INBOXENTRY']._serialized_end=436
-  _globals['_LISTINBOXREQUEST']._serialized_start=438
-  _globals['_LISTINBOXREQUEST']._serialized_end=557
-  _globals['_LISTINBOXRESPONSE']._serialized_start=560
-  _globals['_LISTINBOXRESPONSE']._serialized_end=698
-  _globals['_GETUNREADREQUEST']._serialized_start=700
-  _globals['_GETUNREADREQUEST']._serialized_end=759
-  _globals['_GETUNREADRESPONSE']._serialized_start=761
-  _globals['_GETUNREADRESPONSE']._serialized_end=824
-  _globals['_BATCHMARKREQUEST']._serialized_start=826
-  _globals['_BATCHMARKREQUEST']._serialized_end=885
-  _globals['_BATCHMARKRESPONSE']._serialized_start=887
-  _globals['_BATCHMARKRESPONSE']._serialized_end=965
-  _globals['_MARKALLREADREQUEST']._serialized_start=967
-  _globals['_MARKALLREADREQUEST']._serialized_end=1009
-  _globals['_MARKALLREADRESPONSE']._serialized_start=1011
-  _globals['_MARKALLREADRESPONSE']._serialized_end=1076
-  _globals['_REPLAYINBOXREQUEST']._serialized_start=1079
-  _globals['_REPLAYINBOXREQUEST']._serialized_end=1265
-  _globals['_REPLAYINBOXRESPONSE']._serialized_start=1268
-  _globals['_REPLAYINBOXRESPONSE']._serialized_end=1509
-  _globals['_BATCHGETHEADSREQUEST']._serialized_start=1511
-  _globals['_BATCHGETHEADSREQUEST']._serialized_end=1557
-  _globals['_BATCHGETHEADSRESPONSE']._serialized_start=1559
-  _globals['_BATCHGETHEADSRESPONSE']._serialized_end=1625
-  _globals['_INBOXSERVICE']._serialized_start=1628
-  _globals['_INBOXSERVICE']._serialized_end=2400
+  _globals['_INBOXITEM']._serialized_start=208
+  _globals['_INBOXITEM']._serialized_end=329
+  _globals['_INBOXENTRY']._serialized_start=332
+  _globals['_INBOXENTRY']._serialized_end=470
+  _globals['_LISTINBOXREQUEST']._serialized_start=472
+  _globals['_LISTINBOXREQUEST']._serialized_end=591
+  _globals['_LISTINBOXRESPONSE']._serialized_start=594
+  _globals['_LISTINBOXRESPONSE']._serialized_end=732
+  _globals['_GETUNREADREQUEST']._serialized_start=734
+  _globals['_GETUNREADREQUEST']._serialized_end=793
+  _globals['_GETUNREADRESPONSE']._serialized_start=795
+  _globals['_GETUNREADRESPONSE']._serialized_end=858
+  _globals['_BATCHMARKREQUEST']._serialized_start=860
+  _globals['_BATCHMARKREQUEST']._serialized_end=919
+  _globals['_BATCHMARKRESPONSE']._serialized_start=921
+  _globals['_BATCHMARKRESPONSE']._serialized_end=999
+  _globals['_MARKALLREADREQUEST']._serialized_start=1001
+  _globals['_MARKALLREADREQUEST']._serialized_end=1043
+  _globals['_MARKALLREADRESPONSE']._serialized_start=1045
+  _globals['_MARKALLREADRESPONSE']._serialized_end=1110
+  _globals['_REPLAYINBOXREQUEST']._serialized_start=1113
+  _globals['_REPLAYINBOXREQUEST']._serialized_end=1299
+  _globals['_REPLAYINBOXRESPONSE']._serialized_start=1302
+  _globals['_REPLAYINBOXRESPONSE']._serialized_end=1543
+  _globals['_BATCHREPLAYINBOXREQUEST']._serialized_start=1545
+  _globals['_BATCHREPLAYINBOXREQUEST']._serialized_end=1632
+  _globals['_BATCHREPLAYINBOXRESPONSE']._serialized_start=1634
+  _globals['_BATCHREPLAYINBOXRESPONSE']._serialized_end=1720
+  _globals['_REPLAYINBOXRESULT']._serialized_start=1723
+  _globals['_REPLAYINBOXRESULT']._serialized_end=1861
+  _globals['_BATCHGETHEADSREQUEST']._serialized_start=1863
+  _globals['_BATCHGETHEADSREQUEST']._serialized_end=1909
+  _globals['_BATCHGETHEADSRESPONSE']._serialized_start=1911
+  _globals['_BATCHGETHEADSRESPONSE']._serialized_end=1977
+  _globals['_INBOXSERVICE']._serialized_start=1980
+  _globals['_INBOXSERVICE']._serialized_end=2878
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from heliograph.type.v1 import notification_pb2 as _notification_pb2
+from heliograph.type.v1 import refusal_pb2 as _refusal_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -388,6 +389,86 @@ class ReplayInboxResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplayInboxResponse: _TypeAlias = ReplayInboxResponse  # noqa: Y015
+
+@_typing.final
+class BatchReplayInboxRequest(_message.Message):
+    """Asks for many pages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayInboxRequest]:
+        """1 to 100."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ReplayInboxRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchReplayInboxRequest: _TypeAlias = BatchReplayInboxRequest  # noqa: Y015
+
+@_typing.final
+class BatchReplayInboxResponse(_message.Message):
+    """The pages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayInboxResult]:
+        """In the order of the requests, at least one. Fewer than these where more would be too large: ask for the others again."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ReplayInboxResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchReplayInboxResponse: _TypeAlias = BatchReplayInboxResponse  # noqa: Y015
+
+@_typing.final
+class ReplayInboxResult(_message.Message):
+    """One of many pages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def page(self) -> Global___ReplayInboxResponse:
+        """As from ReplayInbox."""
+
+    @_builtins.property
+    def refused(self) -> _refusal_pb2.Refusal:
+        """As the status of ReplayInbox."""
+
+    def __init__(
+        self,
+        *,
+        page: Global___ReplayInboxResponse | None = ...,
+        refused: _refusal_pb2.Refusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "refused", b"refused", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "refused", b"refused", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["page", "refused"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___ReplayInboxResult: _TypeAlias = ReplayInboxResult  # noqa: Y015
 
 @_typing.final
 class BatchGetHeadsRequest(_message.Message):

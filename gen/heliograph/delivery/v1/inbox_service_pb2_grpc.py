@@ -60,6 +60,11 @@ class InboxServiceStub:
                 request_serializer=heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.ReplayInboxRequest.SerializeToString,
                 response_deserializer=heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.ReplayInboxResponse.FromString,
                 _registered_method=True)
+        self.BatchReplayInbox = channel.unary_unary(
+                '/heliograph.delivery.v1.InboxService/BatchReplayInbox',
+                request_serializer=heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.BatchReplayInboxRequest.SerializeToString,
+                response_deserializer=heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.BatchReplayInboxResponse.FromString,
+                _registered_method=True)
         self.BatchGetHeads = channel.unary_unary(
                 '/heliograph.delivery.v1.InboxService/BatchGetHeads',
                 request_serializer=heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.BatchGetHeadsRequest.SerializeToString,
@@ -107,6 +112,13 @@ class InboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BatchReplayInbox(self, request, context):
+        """ReplayInbox for many sessions at once: after a node has died thousands come in the same seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BatchGetHeads(self, request, context):
         """Returns the head of many inboxes, for slow rounds.
         """
@@ -141,6 +153,11 @@ def add_InboxServiceServicer_to_server(servicer, server):
                     servicer.ReplayInbox,
                     request_deserializer=heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.ReplayInboxRequest.FromString,
                     response_serializer=heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.ReplayInboxResponse.SerializeToString,
+            ),
+            'BatchReplayInbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.BatchReplayInbox,
+                    request_deserializer=heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.BatchReplayInboxRequest.FromString,
+                    response_serializer=heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.BatchReplayInboxResponse.SerializeToString,
             ),
             'BatchGetHeads': grpc.unary_unary_rpc_method_handler(
                     servicer.BatchGetHeads,
@@ -284,6 +301,33 @@ class InboxService:
             '/heliograph.delivery.v1.InboxService/ReplayInbox',
             heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.ReplayInboxRequest.SerializeToString,
             heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.ReplayInboxResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BatchReplayInbox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heliograph.delivery.v1.InboxService/BatchReplayInbox',
+            heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.BatchReplayInboxRequest.SerializeToString,
+            heliograph_dot_delivery_dot_v1_dot_inbox__service__pb2.BatchReplayInboxResponse.FromString,
             options,
             channel_credentials,
             insecure,

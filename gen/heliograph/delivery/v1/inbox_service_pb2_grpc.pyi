@@ -28,6 +28,8 @@ class InboxServiceStub:
     """Returns what changed after a cursor, oldest stamp first, in pages; the last one has the new cursor, the number and the checksum of the
     whole window. Never partial: when it cannot be complete it says reload, and the whole window follows.
     """
+    BatchReplayInbox: _aio.UnaryUnaryMultiCallable[_inbox_service_pb2.BatchReplayInboxRequest, _inbox_service_pb2.BatchReplayInboxResponse]
+    """ReplayInbox for many sessions at once: after a node has died thousands come in the same seconds."""
     BatchGetHeads: _aio.UnaryUnaryMultiCallable[_inbox_service_pb2.BatchGetHeadsRequest, _inbox_service_pb2.BatchGetHeadsResponse]
     """Returns the head of many inboxes, for slow rounds."""
 
@@ -75,6 +77,14 @@ class InboxServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns what changed after a cursor, oldest stamp first, in pages; the last one has the new cursor, the number and the checksum of the
         whole window. Never partial: when it cannot be complete it says reload, and the whole window follows.
         """
+
+    @_abc_1.abstractmethod
+    def BatchReplayInbox(
+        self,
+        request: _inbox_service_pb2.BatchReplayInboxRequest,
+        context: _aio.ServicerContext[_inbox_service_pb2.BatchReplayInboxRequest, _abc.Awaitable[_inbox_service_pb2.BatchReplayInboxResponse]],
+    ) -> _abc.Awaitable[_inbox_service_pb2.BatchReplayInboxResponse]:
+        """ReplayInbox for many sessions at once: after a node has died thousands come in the same seconds."""
 
     @_abc_1.abstractmethod
     def BatchGetHeads(
