@@ -13,4 +13,6 @@ def test_a_time_becomes_the_next_whole_second() -> None:
 def test_what_is_alike_is_the_same_object() -> None:
     """Thousands of sessions keep one number and one text."""
     assert shared.second(5_000.1) is shared.second(5_000.9)
-    assert shared.text("-".join(["epoch", "1"])) is shared.text("-".join(["epoch", "1"]))
+    first, second = (str(b"epoch-1", "ascii") for _ in range(2))
+    assert first is not second
+    assert shared.text(first) is shared.text(second)
