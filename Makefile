@@ -14,9 +14,9 @@ READY := .venv/.ready
 TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli/heliograph_cli clients/python/heliograph_client bench tests .ci proto/*.py docs/*.py)
 # The layer contracts name all six services.
 LAYERS := $(if $(filter 6,$(words $(wildcard svc_*/__init__.py))),$(BIN)/lint-imports --no-logo --no-cache,echo "layers: not before all six services are there")
-SHAPES_loop := not mesh and not processes
-SHAPES_processes := processes
-SHAPES_mesh := mesh
+SHAPES_loop := not mesh and not processes and not engines
+SHAPES_processes := processes and not engines
+SHAPES_mesh := mesh and not engines
 FOLDER_loop := tests/scenarios
 FOLDER_processes := tests
 FOLDER_mesh := tests
