@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from mesh.backoff import full_jitter
 from mesh.errors import Failure, from_description
-from mesh.lanes import LaneReader, LowWater, PositionLost, Stored
+from mesh.lanes import LaneReader, LowWater, PositionLost, Stored, partition_of
 from mesh.telemetry import logger
 from svc_fanout import core
 from svc_fanout.metrics import Metrics
 from svc_fanout.ports import Answer, Delivery
 
-# Above a record that does not end, so many positions are read on; then the lane waits for it.
+# Above records that do not end, so many are read on; then the lane waits for them.
 LARGEST_SPAN = 100_000
 
 _LAST_RETRY = 5.0
@@ -58,7 +58,7 @@ class Flight:
             trace: logs steps of the path; None when that is off.
             read_wait: seconds that a read waits for records.
             first_retry: bound of the first wait, in seconds, when something did not answer.
-            largest_span: positions read above one that does not end; they are kept in memory, and a crash repeats them.
+            largest_span: records read above those that do not end; they are kept in memory, and a crash repeats them.
         """
         self.lane = lane
         self.reader = reader
@@ -69,7 +69,8 @@ class Flight:
         self._trace = trace
         self._log = logger().bind(lane=lane)
         self._low_water = LowWater()
-        self._committed: int | None = None
+        # partition -> position
+        self._committed: dict[int, int] = {}
         self._slots = asyncio.Semaphore(batches_in_flight)
         # position -> batches that name it and are not finished
         self._open: Counter[int] = Counter()
@@ -79,7 +80,6 @@ class Flight:
         # position -> event id, of finished events whose position is not committed; only for the trace.
         self._finished: dict[int, str] = {}
         self._progress = asyncio.Event()
-        self._last = 0
         self._read_wait = read_wait
         self._first_retry = first_retry
         self._largest_span = largest_span
@@ -128,18 +128,23 @@ class Flight:
                 attempt += 1
         return ()
 
-    def begin(self, record: Stored, event_id: str) -> None:
-        """Takes a record on; it is open until `close`, whatever its batches do."""
-        self._low_water.add(record.position)
-        self._last = record.position
-        self._records[record.position] = (record, event_id)
-        self._open[record.position] = 1
+    def begin(self, record: Stored, event_id: str) -> bool:
+        """Takes a record on; it is open until `close`, whatever its batches do.
+
+        False when it is open already: its partition went away and came back while it was worked on. That work ends it.
+        """
+        position = record.position
+        self._low_water.add(position)
+        if position in self._open:
+            return False
+        self._records[position] = (record, event_id)
+        self._open[position] = 1
         self._idle.clear()
+        return True
 
     async def pass_by(self, record: Stored, failure: Failure) -> None:
         """Parks a record that cannot be read, and finishes it."""
         self._low_water.add(record.position)
-        self._last = record.position
         await self._park(record, failure)
         self._low_water.done(record.position)
 
@@ -173,11 +178,11 @@ class Flight:
 
     @property
     def span_is_full(self) -> bool:
-        """Whether the oldest unfinished record is too far behind: what is above it fills memory."""
-        return bool(self._records) and self._last - next(iter(self._records)) >= self._largest_span
+        """Whether unfinished records are too far behind: what is above them fills memory."""
+        return self._low_water.kept > self._largest_span
 
     async def keep_span(self) -> None:
-        """Waits while the oldest unfinished record is too far behind."""
+        """Waits while unfinished records are too far behind."""
         while not self._stopping and self.span_is_full:
             self._progress.clear()
             await self._progress.wait()
@@ -283,19 +288,24 @@ class Flight:
     async def commit(self, position: int) -> bool:
         """Commits what is finished, and says whether that covers a position."""
         await self._commit()
-        return self._committed is not None and self._committed >= position
+        return self._committed.get(partition_of(position), -1) >= position
 
     async def _commit(self) -> None:
-        point = self._low_water.commit_point()
-        if point is None or point == self._committed:
-            return
-        try:
-            await self.reader.commit(point)
-        except Failure as failure:
-            # Replaying what was finished is harmless; the next commit covers it.
-            self._log.warning("position_not_committed", reason=failure.reason, error=failure.message)
-            return
-        self._committed = point
-        if self._trace is not None:
-            for position in [position for position in self._finished if position <= point]:
-                self._trace("advanced", event_id=self._finished.pop(position), position=position)
+        for point in self._low_water.commit_points():
+            partition = partition_of(point)
+            if point == self._committed.get(partition):
+                continue
+            try:
+                await self.reader.commit(point)
+            except Failure as failure:
+                # Replaying what was finished is harmless; the next commit covers it.
+                self._log.warning("position_not_committed", reason=failure.reason, error=failure.message)
+                return
+            self._committed[partition] = point
+            if self._trace is not None:
+                self._tell_advanced(self._trace, point)
+
+    def _tell_advanced(self, trace: Trace, point: int) -> None:
+        partition = partition_of(point)
+        for position in [one for one in self._finished if one <= point and partition_of(one) == partition]:
+            trace("advanced", event_id=self._finished.pop(position), position=position)

@@ -137,7 +137,8 @@ class LaneWorker:
             except Failure as failure:
                 await self._flight.pass_by(record, failure)
                 continue
-            self._flight.begin(record, event.envelope.event_id)
+            if not self._flight.begin(record, event.envelope.event_id):
+                continue
             events.append(event)
             recipients += len(event.recipient_ids)
             if self._trace is not None:

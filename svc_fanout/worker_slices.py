@@ -77,7 +77,8 @@ class SliceWorker:
         except Failure as failure:
             await self._flight.pass_by(stored, failure)
             return
-        self._flight.begin(stored, record.envelope.event_id)
+        if not self._flight.begin(stored, record.envelope.event_id):
+            return
         if self._seen.add(stored.value):
             now_us = round(self._clock.wall() * 1_000_000)
             await self._flight.send(slices.batch_of(stored.position, record, now_us), group)

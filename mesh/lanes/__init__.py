@@ -28,10 +28,30 @@ __all__ = [
     "PositionLost",
     "Record",
     "Stored",
+    "offset_of",
     "open_reader",
     "open_writer",
+    "partition_of",
     "position_migrations",
+    "position_of",
 ]
+
+_OFFSET_BITS = 48
+
+
+def position_of(partition: int, offset: int) -> int:
+    """Returns the position of a record: order, and what a commit covers, are matters of one partition."""
+    return partition << _OFFSET_BITS | offset
+
+
+def partition_of(position: int) -> int:
+    """Returns the partition of a position; 0 in a lane that has no partitions."""
+    return position >> _OFFSET_BITS
+
+
+def offset_of(position: int) -> int:
+    """Returns the place of a position within its partition."""
+    return position & ((1 << _OFFSET_BITS) - 1)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +62,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """A record with its place in the lane and the wall-clock time of its append, Unix seconds."""
+    """A record with its place in the lane and the wall-clock time of its append, Unix seconds.
+
+    The position names partition and offset, see `position_of`; positions of two partitions say nothing of their order.
+    """
 
     position: int
     key: bytes
@@ -150,7 +173,9 @@ class LaneReader(Protocol):
     async def read(self, limit: int, wait: float) -> Sequence[Stored]:
         """Returns up to `limit` records after those read before, in order; empty when none came within `wait` seconds.
 
-        An append wakes it. A cancelled read loses nothing: the next one returns the same records.
+        The order is that of each partition. An append wakes it. A cancelled read loses nothing: the next one returns
+        the same records. Where processes share a lane, a partition that comes to this one begins behind what is
+        committed: its records, read here before or not, come from there.
 
         Raises:
             LaneUnavailable: the lane cannot be read now.
@@ -159,7 +184,10 @@ class LaneReader(Protocol):
         ...
 
     async def commit(self, position: int) -> None:
-        """Says that every record up to this position is finished; durable on return; never moves back.
+        """Says that every record of the partition up to this position is finished; durable on return; never moves back.
+
+        A partition that another process reads by now is left alone, without a word: its new reader repeats what was
+        not committed.
 
         Raises:
             LaneUnavailable: the position could not be stored.
@@ -169,6 +197,16 @@ class LaneReader(Protocol):
 
     async def lag(self) -> Lag:
         """Returns what is not committed yet."""
+        ...
+
+    async def containing(self, part: bytes, limit: int) -> Sequence[Stored]:
+        """Returns up to `limit` records that are not committed and whose key or value contains these bytes, in order.
+
+        Reads everything that is not committed: slow, for operators. Moves nothing.
+
+        Raises:
+            LaneUnavailable: the lane cannot be read now.
+        """
         ...
 
     async def park(self, record: Stored, reason: str) -> None:
@@ -226,49 +264,69 @@ class LaneReader(Protocol):
         ...
 
 
+class _Mark:
+    """The low-water mark of one partition."""
+
+    __slots__ = ("done", "last", "open", "point")
+
+    def __init__(self, position: int) -> None:
+        self.last = position
+        self.open = deque([position])
+        self.done: set[int] = set()
+        self.point: int | None = None
+
+
 class LowWater:
-    """Which position may be committed when records finish in any order: the last one with none unfinished below it."""
+    """Up to where each partition may be committed when records finish in any order.
+
+    That is the last position with none unfinished below it in its partition.
+    """
 
     def __init__(self) -> None:
-        self._open: deque[int] = deque()
-        self._done: set[int] = set()
-        self._last: int | None = None
-        self._point: int | None = None
+        self._marks: dict[int, _Mark] = {}
+        self._kept = 0
 
     def add(self, position: int) -> None:
         """Notes a record that was read.
 
-        Raises:
-            ValueError: positions come in growing order.
+        One that is not above those before it in its partition says that the partition was away and came back: it begins
+        anew, and what was open in it is open no more.
         """
-        if self._last is not None and position <= self._last:
-            raise ValueError(f"position {position} came after {self._last}")
-        self._last = position
-        self._open.append(position)
+        partition = partition_of(position)
+        mark = self._marks.get(partition)
+        if mark is not None and position > mark.last:
+            mark.last = position
+            mark.open.append(position)
+        else:
+            if mark is not None:
+                self._kept -= len(mark.open)
+            self._marks[partition] = _Mark(position)
+        self._kept += 1
 
     def done(self, position: int) -> None:
-        """Notes that a record is finished; saying it again changes nothing.
-
-        Raises:
-            ValueError: the position was never added.
-        """
-        if self._last is None or position > self._last:
-            raise ValueError(f"position {position} was never added")
-        if not self._open or position < self._open[0]:
+        """Notes that a record is finished; saying it again, or of one that is not open, changes nothing."""
+        mark = self._marks.get(partition_of(position))
+        if mark is None or not mark.open or not mark.open[0] <= position <= mark.last:
             return
-        self._done.add(position)
-        while self._open and self._open[0] in self._done:
-            self._point = self._open.popleft()
-            self._done.discard(self._point)
+        mark.done.add(position)
+        while mark.open and mark.open[0] in mark.done:
+            mark.point = mark.open.popleft()
+            mark.done.discard(mark.point)
+            self._kept -= 1
 
-    def commit_point(self) -> int | None:
-        """Returns the largest position up to which everything added is done; None while the first one is not."""
-        return self._point
+    def commit_points(self) -> list[int]:
+        """Returns one position for each partition up to which everything added is done; none where the first is not."""
+        return [mark.point for mark in self._marks.values() if mark.point is not None]
+
+    @property
+    def kept(self) -> int:
+        """How many records are at or above the first unfinished one of their partition, done or not."""
+        return self._kept
 
     @property
     def unfinished(self) -> int:
-        """How many records are at or above the first unfinished one and not done."""
-        return len(self._open) - len(self._done)
+        """How many records were added and are not done."""
+        return self._kept - sum(len(mark.done) for mark in self._marks.values())
 
 
 def position_migrations() -> list[Migration]:

@@ -30,6 +30,10 @@ _TRIM_SLICES: Final = 100
 
 _APPEND: Final = "insert into records(append_time, key, value) values (?, ?, ?)"
 _READ: Final = "select position, key, value, append_time from records where position > ? order by position limit ?"
+_CONTAINING: Final = """
+    select position, key, value, append_time from records
+    where position > ?1 and (instr(value, ?2) > 0 or instr(key, ?2) > 0) order by position limit ?3
+"""
 # Two queries inside: SQLite looks min and max up in the index only when each stands alone.
 _BOUNDS: Final = """
     select epoch, coalesce((select min(position) from records), 1), coalesce((select max(position) from records), 0)
@@ -185,10 +189,15 @@ class _Unfinished(msgspec.Struct, frozen=True):
 def _count_unfinished(connection: sqlite3.Connection, position: tuple[int, int] | None) -> _Unfinished:
     """Counts the records above a position (epoch, number); one of another lane counts for nothing."""
     page = _look(connection, 0, 0)
-    committed = position[1] if position is not None and position[0] == page.epoch else 0
-    after = max(page.first - 1, committed)
+    after = max(page.first - 1, _after(connection, position))
     oldest = connection.execute("select append_time from records where position = ?", (after + 1,)).fetchone()
     return _Unfinished(after, max(0, page.last - after), oldest and oldest[0])
+
+
+def _after(connection: sqlite3.Connection, position: tuple[int, int] | None) -> int:
+    """Returns what is committed of this lane; a position of another one counts for nothing."""
+    epoch: int = connection.execute(_BOUNDS).fetchone()[0]
+    return position[1] if position is not None and position[0] == epoch else 0
 
 
 def _age(clock: Clock, append_time: float | None) -> float:
@@ -280,6 +289,17 @@ class SqliteLaneReader:
                 lambda connection: _count_unfinished(connection, position), _Unfinished(0, 0, None)
             )
         return Lag(unfinished.count, _age(self._clock, unfinished.oldest))
+
+    async def containing(self, part: bytes, limit: int) -> Sequence[Stored]:
+        """Looks through everything above the committed position; see the port."""
+
+        def work(connection: sqlite3.Connection) -> list[Stored]:
+            after = _after(connection, position)
+            return [Stored(*row) for row in connection.execute(_CONTAINING, (after, part, limit))]
+
+        position = None if self._epoch is None else (self._epoch, self._committed)
+        with _unavailable(self._name):
+            return await self._file.read(work, [])
 
     async def park(self, record: Stored, reason: str) -> None:
         """Keeps a record that cannot be understood; see the port."""

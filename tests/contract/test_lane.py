@@ -210,6 +210,22 @@ async def test_lag_counts_what_is_not_committed(lane: LaneCase) -> None:
     assert await reader.lag() == Lag(0, 0.0)
 
 
+async def test_what_is_not_committed_can_be_searched(lane: LaneCase) -> None:
+    """Records whose key or value contains the bytes are found, in order, read or not; committed ones are not."""
+    writer, reader = await lane.writer(), await lane.reader()
+    assert list(await reader.containing(b"2", 10)) == []
+    await writer.append([*records(0, 4), Record(b"odd \0\xff key", b""), *records(20, 24)])
+    assert values(await reader.containing(b"2", 10)) == [2, 20, 21, 22, 23, 24]
+    assert values(await reader.containing(b"2", 3)) == [2, 20, 21]
+    (odd,) = await reader.containing(b"\0\xff", 10)
+    found = await read_all(reader, 11)
+    assert odd == found[5]
+    await reader.commit(found[6].position)
+    assert values(await reader.containing(b"2", 10)) == [21, 22, 23, 24]
+    assert list(await reader.containing(b"\0\xff", 10)) == []
+    assert values(await (await lane.reader()).containing(b"4", 10)) == [24]
+
+
 async def test_the_writer_sees_how_far_its_reader_is(lane: LaneCase) -> None:
     """Count and age are those of the records that the reader did not commit, and what it finished adds up."""
     writer = await lane.writer()

@@ -60,6 +60,7 @@ class UnsteadyLane:
         self.refused = 0
         self.open, self.close, self.restart = reader.open, reader.close, reader.restart
         self.lag, self.parked, self.notes = reader.lag, reader.parked, reader.notes
+        self.containing = reader.containing
         self.begin_life, self.end_life = reader.begin_life, reader.end_life
         self.trim, self.backlog = writer.trim, writer.backlog
 
