@@ -55,10 +55,18 @@ def offset_of(position: int) -> int:
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """What is appended: records of one key keep their order wherever a lane has partitions."""
+    """What is appended: records of one key keep their order wherever a lane has partitions.
+
+    Attributes:
+        key: chooses the partition, unless `partition` does.
+        value: the bytes.
+        partition: one of the reader's own, for what should come back to the same process; None leaves it to the key.
+            A lane without partitions, or without this one, takes the record all the same.
+    """
 
     key: bytes
     value: bytes
+    partition: int | None = None
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -167,6 +175,14 @@ class LaneReader(Protocol):
         """Starts behind the committed position, before the first record where there is none.
 
         The lane itself may come later.
+        """
+        ...
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """The partitions that this reader has now; what was read of another one is for somebody else to finish.
+
+        Empty before the first read, and for a moment whenever processes that share the lane come and go.
         """
         ...
 

@@ -27,6 +27,7 @@ from mesh.sqlite import Reader, StoreError, Writer, load_migrations
 _POLL_S: Final = 0.25
 _TRIM_SLICE: Final = 500
 _TRIM_SLICES: Final = 100
+_PARTITIONS: Final = frozenset({0})
 
 _APPEND: Final = "insert into records(append_time, key, value) values (?, ?, ?)"
 _READ: Final = "select position, key, value, append_time from records where position > ? order by position limit ?"
@@ -254,6 +255,11 @@ class SqliteLaneReader:
             self._bell.close()
             self._lock.release()
             raise
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """The one there is; see the port."""
+        return _PARTITIONS
 
     async def read(self, limit: int, wait: float) -> Sequence[Stored]:
         """Returns the next records, waiting for the doorbell; see the port."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.lanes import Backlog, Lag, LaneReader, LaneUnavailable, PositionLost, Record, Stored
+from mesh.lanes import Backlog, Lag, LaneReader, LaneUnavailable, PositionLost, Record, Stored, partition_of
 from tests.support.backends import lane_backends
 from tests.support.lanes import NAME, LaneCase
 
@@ -77,6 +77,17 @@ async def test_any_bytes_are_carried(lane: LaneCase) -> None:
     await writer.append(odd)
     await writer.append([])
     assert [Record(one.key, one.value) for one in await read_all(reader, 3)] == odd
+
+
+async def test_a_record_goes_to_the_partition_that_it_names(lane: LaneCase) -> None:
+    """A reader that is alone has them all; what names one of them lies there, whatever its key."""
+    writer, reader = await lane.writer(), await lane.reader()
+    await writer.append(records(0, 9))
+    await read_all(reader, 10)
+    for partition in sorted(reader.partitions):
+        await writer.append([Record(b"key-%d" % number, b"%d" % number, partition) for number in range(5)])
+        assert {partition_of(record.position) for record in await read_all(reader, 5)} == {partition}
+    assert reader.partitions
 
 
 async def test_appends_outlive_both_ends(lane: LaneCase) -> None:

@@ -64,6 +64,11 @@ class UnsteadyLane:
         self.begin_life, self.end_life = reader.begin_life, reader.end_life
         self.trim, self.backlog = writer.trim, writer.backlog
 
+    @property
+    def partitions(self) -> frozenset[int]:
+        """See the port."""
+        return self.reader.partitions
+
     async def read(self, limit: int, wait: float) -> Sequence[Stored]:
         """See the port."""
         self._check("read")
