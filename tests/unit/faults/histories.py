@@ -1,0 +1,231 @@
+"""Writes small histories by hand: what happened in a run, in a few words, with all the rest as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.faults import history
+from tests.faults.history import Device, Event, Line, Log
+
+TENANT = "acme"
+ALICE = Device(TENANT, "alice", "phone")
+ALICES_LAPTOP = Device(TENANT, "alice", "laptop")
+BOB = Device(TENANT, "bob", "phone")
+
+
+class Story:
+    """A run that is told step by step; each step is a second after the one before, unless `wait` says more."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.events: list[Event] = []
+        self._operations = 0
+        self._sessions: dict[Device, int] = {}
+        self._recipients: dict[str, tuple[str, ...]] = {}
+
+    def wait(self, seconds: float) -> Story:
+        """Lets time pass."""
+        self.now += seconds
+        return self
+
+    def add(self, event: Event) -> Story:
+        """Adds an event and lets a second pass."""
+        self.events.append(event)
+        self.now += 1.0
+        return self
+
+    # ------------------------------------------------------------ publishers
+
+    def publish(
+        self,
+        name: str,
+        to: Sequence[str] = ("alice",),
+        *,
+        end: str = "ok",
+        notification_id: str = "",
+        request_id: str | None = None,
+        digest: str = "",
+        category: str = "news",
+        key: str = "",
+        priority: int = 2,
+        expire: float | None = None,
+        has_time: bool = True,
+    ) -> Story:
+        """Publishes content `name`; its id is `id-<name>` unless told otherwise."""
+        self._operations += 1
+        operation = f"p{self._operations}"
+        self._recipients[name] = tuple(to)
+        self.add(
+            history.PublishInvoke(
+                at=self.now,
+                operation=operation,
+                tenant=TENANT,
+                producer="demo",
+                request_id=f"request-{name}" if request_id is None else request_id,
+                has_time=has_time,
+                nonce=name,
+                digest=digest or f"digest-{name}",
+                category=category,
+                recipients=tuple(to),
+                priority=priority,
+                ordering_key=key,
+                expire=expire,
+            )
+        )
+        match end:
+            case "ok":
+                self.add(
+                    history.PublishOk(at=self.now, operation=operation, notification_id=notification_id or _id(name))
+                )
+            case "fail":
+                self.add(history.PublishFail(at=self.now, operation=operation, reason="INVALID"))
+            case "info":
+                self.add(history.PublishInfo(at=self.now, operation=operation, reason="DEADLINE"))
+            case _:
+                assert end == "nothing"
+        return self
+
+    # ------------------------------------------------------------ devices
+
+    def connect(self, device: Device, *, known: Sequence[str] = (), replayed: bool = True) -> Story:
+        """Opens the device's next session; with an answer that it has everything from before."""
+        self._sessions[device] = self._sessions.get(device, 0) + 1
+        ids = tuple(_id(name) for name in known)
+        self.add(history.Connected(at=self.now, device=device, session=self._sessions[device], known=ids))
+        return self.replayed(device) if replayed else self
+
+    def replayed(self, device: Device) -> Story:
+        """Ends a replay."""
+        return self.add(history.Replayed(at=self.now, device=device, session=self._sessions[device]))
+
+    def reloaded(self, device: Device) -> Story:
+        """Tells the device to take the list anew."""
+        return self.add(history.Reloaded(at=self.now, device=device, session=self._sessions[device]))
+
+    def receive(
+        self,
+        device: Device,
+        name: str,
+        *,
+        digest: str = "",
+        canary: bool = True,
+        live: bool = True,
+        shown: bool = True,
+        revision: int = 1,
+        notification_id: str = "",
+    ) -> Story:
+        """Brings a content to a device, which shows it."""
+        id_, session = notification_id or _id(name), self._sessions[device]
+        self.add(
+            history.Received(
+                at=self.now,
+                device=device,
+                session=session,
+                notification_id=id_,
+                nonce=name,
+                digest=digest or f"digest-{name}",
+                canary=canary,
+                revision=revision,
+                live=live,
+            )
+        )
+        if shown:
+            self.add(history.Shown(at=self.now, device=device, session=session, notification_id=id_, revision=revision))
+        return self
+
+    def acked(self, device: Device, *names: str) -> Story:
+        """Confirms acks."""
+        ids = tuple(_id(name) for name in names)
+        return self.add(
+            history.AckConfirmed(at=self.now, device=device, session=self._sessions[device], notification_ids=ids)
+        )
+
+    def close(self, device: Device) -> Story:
+        """Ends the session."""
+        return self.add(history.Closed(at=self.now, device=device, session=self._sessions[device]))
+
+    # ------------------------------------------------------------ wishes and faults
+
+    def mute(self, recipient: str, *, muted: bool = True, stored: bool = True) -> Story:
+        """Mutes "news", or takes that back."""
+        self._operations += 1
+        operation = f"w{self._operations}"
+        self.add(
+            history.WishInvoke(
+                at=self.now, operation=operation, tenant=TENANT, recipient=recipient, category="news", muted=muted
+            )
+        )
+        return self.add(history.WishOk(at=self.now, operation=operation)) if stored else self
+
+    def fault(self, name: str = "F-61", *, evidence: str = "pid gone", heals: bool = True, lasts: float = 1.0) -> Story:
+        """Lets something break, and heals it."""
+        self._operations += 1
+        operation = f"f{self._operations}"
+        self.add(history.FaultBegan(at=self.now, operation=operation, fault=name, target="x", evidence=evidence))
+        self.wait(lasts)
+        return self.add(history.FaultEnded(at=self.now, operation=operation)) if heals else self
+
+    # ------------------------------------------------------------ the end
+
+    def rows(self, recipient: str, *names: str, read: Sequence[str] = (), unread: int | None = None) -> Story:
+        """Lists an inbox from the top, with the server's count, and what `Explain` says of its rows."""
+        for name in names:
+            content = name.partition("@")[0]
+            self.add(
+                history.Row(
+                    at=self.now,
+                    tenant=TENANT,
+                    recipient=recipient,
+                    notification_id=_id(name),
+                    nonce=content,
+                    read=name in read,
+                )
+            )
+            self.terminal(recipient, name, "inboxed")
+        number = len(names) - len(read) if unread is None else unread
+        return self.add(history.Unread(at=self.now, tenant=TENANT, recipient=recipient, number=number))
+
+    def terminal(self, recipient: str, name: str, state: str, reason: str = "") -> Story:
+        """Says what became of one notification of one recipient."""
+        return self.add(
+            history.Terminal(
+                at=self.now, tenant=TENANT, recipient=recipient, notification_id=_id(name), state=state, reason=reason
+            )
+        )
+
+    def final(self, device: Device, *names: str, unread: int | None = None) -> Story:
+        """Lists what a device has."""
+        ids = tuple(_id(name) for name in names)
+        number = len(names) if unread is None else unread
+        return self.add(history.FinalList(at=self.now, device=device, notification_ids=ids, unread=number))
+
+    def letter(self, name: str, *, reason: str = "REFUSED", size: int = 10, redriven: bool = False) -> Story:
+        """Gives a notification of alice's up."""
+        return self.add(
+            history.Letter(
+                at=self.now,
+                tenant=TENANT,
+                recipient="alice",
+                notification_id=_id(name),
+                reason=reason,
+                size=size,
+                source="normal/7",
+                redriven=redriven,
+            )
+        )
+
+    def position(self, committed: int, first_unfinished: int | None, lag: int = 0) -> Story:
+        """Says how far a lane is."""
+        return self.add(
+            history.Position(
+                at=self.now, lane="normal", committed=committed, first_unfinished=first_unfinished, lag=lag
+            )
+        )
+
+    def logs(self) -> list[Log]:
+        """Returns the history as the log of one actor."""
+        return [Log([Line("story", number, event) for number, event in enumerate(self.events, start=1)])]
+
+
+def _id(name: str) -> str:
+    return f"id-{name}"
