@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from heliograph.access.v1 import access_pb2
 from heliograph.prefs.v1 import (
     prefs_service_pb2,
@@ -12,13 +14,14 @@ from heliograph.prefs.v1 import (
 from mesh.access import read_access
 from mesh.app import App, StartError, run
 from mesh.server import Server
+from mesh.stores import StoreAdmin
 from mesh.tokens import TokenVerifier
 from svc_prefs.metrics import Metrics
 from svc_prefs.registry import parse_registry
 from svc_prefs.service import PrefsService
 from svc_prefs.service_topics import TopicService
 from svc_prefs.settings import PrefsSettings
-from svc_prefs.store import open_store
+from svc_prefs.store import open_store, store_admins
 
 
 def wire(app: App, settings: PrefsSettings) -> None:
@@ -58,6 +61,11 @@ def wire(app: App, settings: PrefsSettings) -> None:
     app.resource("store", store.open, store.close)
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.on_ready(server.set_serving)
+
+
+def stores(settings: PrefsSettings) -> Sequence[StoreAdmin]:
+    """Returns the upkeep of the stores outside this process; embedded ones need none."""
+    return store_admins(settings.store_url)
 
 
 def main() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mesh.sqlite import Writer, file_of, load_migrations
+from mesh.stores import StoreAdmin
 from svc_prefs.ports import LogLimits, PrefsStore, TopicStore
 from svc_prefs.store.sqlite import SqlitePrefs
 from svc_prefs.store.sqlite_topics import SqliteTopics
@@ -53,3 +55,13 @@ def open_store(url: str, *, data_dir: Path, limits: LogLimits | None = None) -> 
         StoreUrlError: the scheme is unknown; names the known ones.
     """
     return WishStore(file_of(url, data_dir), limits=limits or LogLimits())
+
+
+def store_admins(url: str) -> Sequence[StoreAdmin]:
+    """Returns the upkeep of the store that a URL names; none for an embedded one.
+
+    Raises:
+        StoreUrlError: the scheme is unknown; names the known ones.
+    """
+    file_of(url, Path())
+    return ()

@@ -18,7 +18,16 @@ def _heliograph(*argv: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("up",), ("publish",), ("prefs", "mute"), ("topics", "list"), ("dead-letters", "redrive")]
+    "words",
+    [
+        (),
+        ("up",),
+        ("publish",),
+        ("prefs", "mute"),
+        ("topics", "list"),
+        ("dead-letters", "redrive"),
+        ("stores", "check"),
+    ],
 )
 def test_help_imports_nothing_slow(words: tuple[str, ...], tmp_path: Path) -> None:
     """Asking for help answers at once: neither settings nor logs nor gRPC are loaded."""
