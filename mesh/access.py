@@ -20,6 +20,7 @@ OPERATOR = "operator"
 OUTSIDE_ROLES = frozenset({PRODUCER, RECIPIENT, OPERATOR, ""})
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+HEALTH_LIST = "/grpc.health.v1.Health/List"
 _HEALTH_PREFIX = "/grpc.health.v1.Health/"
 _OPERATOR_PREFIXES = ("/grpc.reflection.", "/grpc.channelz.")
 
@@ -41,8 +42,8 @@ class _HealthRoles(Container[str]):
 def allowed_roles(access: Access, path: str, *, direct: bool) -> Container[str]:
     """Returns the roles that may call a method; empty for a method that the table does not know.
 
-    A health check without any identity is let through behind a sidecar only: the service's socket has mode 0600, so
-    whoever speaks there without a forwarded certificate is the own sidecar with its probe.
+    A health check, or list, without any identity is let through behind a sidecar only: the service's socket has mode
+    0600, so whoever speaks there without a forwarded certificate is the own sidecar with its probe, or our command.
 
     Args:
         access: the table of the contract's own services.
@@ -50,7 +51,7 @@ def allowed_roles(access: Access, path: str, *, direct: bool) -> Container[str]:
         direct: no sidecar stands in front of this service.
     """
     if path.startswith(_HEALTH_PREFIX):
-        return _HealthRoles(anonymous=not direct and path == HEALTH_CHECK)
+        return _HealthRoles(anonymous=not direct and path in (HEALTH_CHECK, HEALTH_LIST))
     if path.startswith(_OPERATOR_PREFIXES):
         return frozenset({OPERATOR})
     return access.get(path, _NOBODY)

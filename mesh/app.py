@@ -17,6 +17,7 @@ import msgspec
 
 from mesh import loops, process, telemetry
 from mesh.clock import Clock, SystemClock
+from mesh.dependencies import Dependencies
 from mesh.errors import Failure, StartError
 from mesh.loops import SupervisedLoop
 from mesh.settings import ServiceSettings, document, load, render, uvloop_wanted
@@ -52,6 +53,7 @@ class App:
         clock: the process's clock.
         telemetry: its metrics.
         log: its logger.
+        dependencies: watches what it needs from outside.
         started: set once everything has started and the process is ready.
     """
 
@@ -68,6 +70,7 @@ class App:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.telemetry = Telemetry(name)
         self.log = telemetry.logger().bind(service=name, process=settings.process)
+        self.dependencies = Dependencies(telemetry=self.telemetry, log=self.log, monotonic=self.clock.monotonic)
         self.started = asyncio.Event()
         self._random = random
         self._resources: list[_Resource] = []
@@ -223,7 +226,7 @@ class App:
                 try:
                     await resource.start()
                 except (Failure, OSError) as error:
-                    raise StartError(f"{resource.name}: {_explain(error)}") from error
+                    raise StartError(f"{resource.name}: {process.explain(error)}") from error
             started.append(resource)
 
     def _make_folders(self) -> None:
@@ -242,6 +245,8 @@ class App:
 
     def _begin_loops(self, group: asyncio.TaskGroup) -> None:
         self.supervise("loop_lag", self.telemetry.run_loop_lag)
+        if self.dependencies.watched:
+            self.supervise("dependencies", self.dependencies.run)
         self._begun = True
         for loop in self._loops:
             self._begin(group, loop)
@@ -373,7 +378,7 @@ async def _serve(name: str, settings: S, wire: Callable[[App, S], None]) -> int:
     try:
         wire(app, settings)
     except (Failure, OSError) as error:
-        raise StartError(_explain(error)) from error
+        raise StartError(process.explain(error)) from error
     try:
         await app.run(when_started=process.tune_collector)
     except StartError:
@@ -390,11 +395,3 @@ def _on_signal(app: App, number: signal.Signals) -> None:
         app.log.warning("left_at_once", signal=number.name)
         process.leave_at_once(128 + number)
     app.request_stop(number.name)
-
-
-def _explain(error: Failure | OSError) -> str:
-    if isinstance(error, Failure):
-        return error.message
-    if error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__

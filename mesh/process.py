@@ -16,7 +16,7 @@ from importlib.util import find_spec
 
 import msgspec
 
-from mesh.errors import StartError
+from mesh.errors import Failure, StartError
 from mesh.settings import FieldDoc
 
 # The defaults (700, 10, 10) begin a young collection for every 700 objects that outlive their making: under load that
@@ -133,3 +133,12 @@ def tune_collector() -> None:
 def leave_at_once(code: int) -> None:
     """Ends the process without any clean-up: for a second signal, and when tasks do not end."""
     os._exit(code)
+
+
+def explain(error: Failure | OSError) -> str:
+    """Returns what went wrong as a person may read it, without a category or a number."""
+    if isinstance(error, Failure):
+        return error.message
+    if error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -97,6 +97,7 @@ class Server:
         self._calls = CallCount(0, 0)
         self._health = health.aio.HealthServicer()
         self._services: list[str] = []
+        self._states: dict[str, int] = {}
         self._stopping = asyncio.Event()
         self._announcements: set[asyncio.Task[None]] = set()
 
@@ -136,8 +137,7 @@ class Server:
         Raises:
             StartError: the socket cannot be had; one line with the reason.
         """
-        for name in ("", *self._services):
-            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._announce(False, "", *self._services)
         self._add_standard_services()
         claim(self._socket)
         known = _server_ids()
@@ -164,9 +164,15 @@ class Server:
         The empty name and every service's name follow alike: load balancers ask by either, and both mean readiness. A
         process that lives and is not ready is restarted by nobody for it.
         """
-        told = asyncio.get_running_loop().create_task(self._announce(serving))
-        self._announcements.add(told)
-        told.add_done_callback(self._announcements.discard)
+        self._tell(self._announce(serving, "", *self._services))
+
+    def set_dependency(self, name: str, here: bool) -> None:
+        """Tells the health service whether something outside the process is there, under `dependency/<name>`.
+
+        Readiness does not follow: what is gone for this process is gone for its twins as well, and taking all of them
+        out would replace their precise refusals, and whatever they can still do, by none at all.
+        """
+        self._tell(self._announce(here, f"dependency/{name}"))
 
     async def stop(self, grace: float) -> None:
         """Takes no new calls, waits up to `grace` seconds for those that run, then cancels them.
@@ -185,11 +191,24 @@ class Server:
                 await asyncio.sleep(_LAST_CALLS_S)
             await self._server.stop(grace)
 
-    async def _announce(self, serving: bool) -> None:
+    def _tell(self, announcement: Coroutine[Any, Any, None]) -> None:
+        told = asyncio.get_running_loop().create_task(announcement)
+        self._announcements.add(told)
+        told.add_done_callback(self._announcements.discard)
+
+    async def _announce(self, serving: bool, *names: str) -> None:
         states = health_pb2.HealthCheckResponse
         state = states.SERVING if serving else states.NOT_SERVING
-        for name in ("", *self._services):
+        for name in names:
+            self._states[name] = state
             await self._health.set(name, state)
+
+    async def _list_health(self, request: object, context: object) -> object:
+        # Any: the package's types are older than its code and lack what belongs to List.
+        response = cast(Any, health_pb2).HealthListResponse()
+        for name, state in self._states.items():
+            response.statuses[name].status = state
+        return response
 
     def _register(self, name: str, methods: Methods) -> None:
         guarded = {method: self._guard.wrap(f"/{name}/{method}", served) for method, served in methods.items()}
@@ -202,8 +221,10 @@ class Server:
         channelz_name = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
         names = (*self._services, health_name, reflection_name, channelz_name)
         watching = _methods(health_pb2_grpc.add_HealthServicer_to_server, self._health)[health_name]
-        # The library's servicer has no List; left out, gRPC answers UNIMPLEMENTED.
-        self._register(health_name, {"Check": watching["Check"], "Watch": self._endable(watching["Watch"])})
+        # The library's own List only says that it is not there.
+        listing = cast(Any, watching["List"])._replace(unary_unary=self._list_health)
+        watched = self._endable(watching["Watch"])
+        self._register(health_name, {"Check": watching["Check"], "List": listing, "Watch": watched})
         reflecting = _methods(
             reflection_pb2_grpc.add_ServerReflectionServicer_to_server, reflection.aio.ReflectionServicer(names)
         )[reflection_name]

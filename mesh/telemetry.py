@@ -155,6 +155,9 @@ class Telemetry:
         self._server: tuple[WSGIServer, threading.Thread] | None = None
         ProcessCollector(registry=self.registry)
         self._lag = self.histogram("loop_lag_seconds", "How late the event loop wakes up.", buckets=_LAG_BUCKETS_S)
+        self.dependency_up = self.gauge(
+            "dependency_up", "Whether a store outside the process answers: 1, or 0 when it is gone.", ["dependency"]
+        )
         self._pauses = _CollectionPauses(self._prefix)
         self.registry.register(self._pauses)
 

@@ -191,6 +191,7 @@ def wire(app: App, settings: DeliverySettings) -> None:
     app.supervise("sweep", lambda: sweep(store.inbox, app.clock))
     app.supervise("sweep letters", lambda: sweep(store.dead_letters, app.clock, event="dead_letters_swept"))
     app.on_ready(server.set_serving)
+    app.dependencies.on_change(server.set_dependency)
     app.on_drain("dispatch", delivery.drain)
     app.on_drain("live", flush)
 

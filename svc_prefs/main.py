@@ -61,6 +61,7 @@ def wire(app: App, settings: PrefsSettings) -> None:
     app.resource("store", store.open, store.close)
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.on_ready(server.set_serving)
+    app.dependencies.on_change(server.set_dependency)
 
 
 def stores(settings: PrefsSettings) -> Sequence[StoreAdmin]:

@@ -48,6 +48,7 @@ def wire(app: App, settings: PresenceSettings) -> None:
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.supervise("sweep", sweep)
     app.on_ready(server.set_serving)
+    app.dependencies.on_change(server.set_dependency)
 
 
 def main() -> None:

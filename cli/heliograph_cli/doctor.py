@@ -295,6 +295,10 @@ async def processes(patient: Patient) -> list[Finding]:
         elif one.restart_count:
             text = f"{name} was started again {one.restart_count} times"
             findings.append(Finding("warn", "processes", text, f"heliograph logs {name} --level warning"))
+        if one.kind == "service" and well:
+            for gone in await health.missing(run / f"{name}.sock", direct=running.direct):
+                text = f"{name}: its {gone} is gone"
+                findings.append(Finding("fail", "processes", text, f"heliograph logs {name} --level warning"))
     return findings or [Finding("ok", "processes", f"{len(running.processes)} serve")]
 
 

@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pool, wrappers_pb2
 from google.protobuf.descriptor import FieldDescriptor, ServiceDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, MethodOptions
 
-from mesh.access import HEALTH_CHECK, allowed_roles, read_access
+from mesh.access import HEALTH_CHECK, HEALTH_LIST, allowed_roles, read_access
 
 # Importing it is what puts the file into the pool.
 _TEXT = f".{wrappers_pb2.StringValue.DESCRIPTOR.full_name}"
@@ -82,8 +82,8 @@ def test_an_unknown_method_is_open_to_nobody() -> None:
 
 @pytest.mark.parametrize("role", ["operator", "edge", "fanout", "gateway", "some-later-service"])
 def test_health_is_open_to_the_mesh(role: str) -> None:
-    """The operator and every service may ask for health, check and watch."""
-    for method in ("Check", "Watch"):
+    """The operator and every service may ask for health, check, list and watch."""
+    for method in ("Check", "List", "Watch"):
         assert role in allowed_roles({}, f"/grpc.health.v1.Health/{method}", direct=True)
 
 
@@ -94,9 +94,10 @@ def test_health_is_closed_to_the_outside(role: str) -> None:
 
 
 def test_only_a_sidecars_probe_needs_no_identity() -> None:
-    """A nameless check passes behind a sidecar; not in direct mode, and never for a watch."""
-    assert "" in allowed_roles({}, HEALTH_CHECK, direct=False)
-    assert "" not in allowed_roles({}, HEALTH_CHECK, direct=True)
+    """A nameless check or list passes behind a sidecar; not in direct mode, and never for a watch."""
+    for method in (HEALTH_CHECK, HEALTH_LIST):
+        assert "" in allowed_roles({}, method, direct=False)
+        assert "" not in allowed_roles({}, method, direct=True)
     assert "" not in allowed_roles({}, "/grpc.health.v1.Health/Watch", direct=False)
 
 

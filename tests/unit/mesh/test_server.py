@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +282,35 @@ async def test_health_follows_readiness_under_every_name(run_dir: Path) -> None:
         error = await _refused(stub.Check(health_pb2.HealthCheckRequest(service="x"), timeout=5, metadata=ask))
         assert error.code() is grpc.StatusCode.NOT_FOUND
         watch.cancel()
+
+
+async def test_health_names_what_is_gone_and_readiness_stays(run_dir: Path) -> None:
+    """A dependency has a name of its own in check and list; the others do not follow it."""
+    async with echo.serving(run_dir) as running:
+        stub = _health(running.channels.unary("echo"))
+        ask = running.channels.metadata()
+
+        async def listed() -> dict[str, int]:
+            answer = await stub.List(_health_types().HealthListRequest(), timeout=5, metadata=ask)
+            return {name: one.status for name, one in answer.statuses.items()}
+
+        assert await listed() == {"": NOT_SERVING, echo.SERVICE: NOT_SERVING}
+        running.server.set_serving(True)
+        running.server.set_dependency("inbox", True)
+        await until(lambda: _is(listed, {"": SERVING, echo.SERVICE: SERVING, "dependency/inbox": SERVING}))
+        running.server.set_dependency("inbox", False)
+        await until(lambda: _is(listed, {"": SERVING, echo.SERVICE: SERVING, "dependency/inbox": NOT_SERVING}))
+        request = health_pb2.HealthCheckRequest(service="dependency/inbox")
+        assert (await stub.Check(request, timeout=5, metadata=ask)).status == NOT_SERVING
+
+
+def _health_types() -> Any:
+    """The package's types are older than its code and lack what belongs to List."""
+    return health_pb2
+
+
+async def _is(found: Callable[[], Awaitable[object]], wanted: object) -> bool:
+    return await found() == wanted
 
 
 async def test_the_standard_services_have_rules_too(run_dir: Path) -> None:
