@@ -16,6 +16,7 @@ from mesh.ids import from_text, join_key
 from mesh.times import micros_of, set_micros
 from svc_delivery import steps
 from svc_delivery.ports import DecisionWrite, FollowUpWrite, RowWrite
+from svc_delivery.records import last_expiry, most_urgent
 
 # S: the largest difference between the clocks of two processes; nothing expires before everybody agrees.
 CLOCK_ALLOWANCE_US = 1_000_000
@@ -69,7 +70,7 @@ def take(batch: delivery_service_pb2.DispatchBatch, now_us: int) -> Intake:
         now_us: wall clock in µs.
     """
     intake = nothing(refusals=[])
-    records: dict[int, lane_record_pb2.LaneRecord] = {}
+    records: dict[int, _Open] = {}
     looks = [steps.first_look(now_us, plan) for plan in batch.plans]
     for index, dispatch in enumerate(batch.dispatches):
         try:
@@ -87,10 +88,24 @@ def is_expired(envelope: envelope_pb2.Envelope, now_us: int) -> bool:
     return envelope.HasField("expire_time") and micros_of(envelope.expire_time) + CLOCK_ALLOWANCE_US < now_us
 
 
-def _written(due_us: int, record: lane_record_pb2.LaneRecord, plans: Sequence[plan_pb2.Plan]) -> FollowUpWrite:
-    record.follow_ups.plans.extend(plans)
-    set_micros(record.due_time, due_us)
-    return FollowUpWrite(due_us=due_us, record=record.SerializeToString())
+class _Open(msgspec.Struct):
+    """A record that grows."""
+
+    message: lane_record_pb2.LaneRecord
+    priorities: set[int]
+    expiries: set[int | None]
+
+
+def _written(due_us: int, record: _Open, plans: Sequence[plan_pb2.Plan]) -> FollowUpWrite:
+    message = record.message
+    message.follow_ups.plans.extend(plans)
+    set_micros(message.due_time, due_us)
+    return FollowUpWrite(
+        due_us=due_us,
+        record=message.SerializeToString(),
+        priority=most_urgent(record.priorities),
+        expire_us=last_expiry(record.expiries),
+    )
 
 
 def _take_dispatch(
@@ -99,7 +114,7 @@ def _take_dispatch(
     looks: Sequence[tuple[int, int] | None],
     now_us: int,
     intake: Intake,
-    records: dict[int, lane_record_pb2.LaneRecord],
+    records: dict[int, _Open],
 ) -> None:
     envelope = dispatch.envelope
     if envelope.kind != envelope_pb2.ENVELOPE_KIND_NOTIFY:
@@ -137,7 +152,12 @@ def _take_dispatch(
         if plans[group.plan_index].steps[step_index].channel == notification_pb2.CHANNEL_LIVE:
             intake.offers.append(Offer(envelope, notification_id, keys))
         ref = notification_pb2.NotificationRef(notification_id=envelope.notification_id, revision=revision)
-        records.setdefault(due_us, lane_record_pb2.LaneRecord()).follow_ups.items.extend(
+        if due_us not in records:
+            records[due_us] = _Open(lane_record_pb2.LaneRecord(), set(), set())
+        record = records[due_us]
+        record.priorities.add(envelope.priority)
+        record.expiries.add(expire_us)
+        record.message.follow_ups.items.extend(
             [
                 lane_record_pb2.FollowUp(
                     recipient_key=key,

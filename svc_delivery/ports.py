@@ -50,10 +50,19 @@ class DecisionWrite(msgspec.Struct, frozen=True, gc=False):
 
 
 class FollowUpWrite(msgspec.Struct, frozen=True, gc=False):
-    """A serialised `LaneRecord` that is to be read again, not before its time."""
+    """A serialised `LaneRecord` that is to be read again, not before its time.
+
+    Attributes:
+        due_us: that time.
+        record: the bytes.
+        priority: the most urgent `Priority` in it.
+        expire_us: everything in it is expired from then on; None where that never comes, or is not known.
+    """
 
     due_us: int
     record: bytes
+    priority: int = 0
+    expire_us: int | None = None
 
 
 class FollowUpRecord(msgspec.Struct, frozen=True, gc=False):
@@ -62,6 +71,11 @@ class FollowUpRecord(msgspec.Struct, frozen=True, gc=False):
     record_id: int
     due_us: int
     record: bytes
+    expire_us: int | None = None
+
+    def is_expired(self, now_us: int) -> bool:
+        """Says whether everything in it is expired: it asks nothing of anybody any more."""
+        return self.expire_us is not None and self.expire_us <= now_us
 
 
 class AckLevel(IntEnum):
@@ -248,7 +262,11 @@ class FollowUps(Protocol):
     """Follow-ups by due time. A record is there until it is finished; nothing else removes it."""
 
     async def due(self, now_us: int, limit: int) -> Sequence[FollowUpRecord]:
-        """Returns records whose time has come, the longest due first; they stay until `finish`."""
+        """Returns records whose time has come; they stay until `finish`.
+
+        First those that are expired as a whole, then high before normal before bulk, of each the longest due first.
+        A store that takes records up one by one may return what it has taken up so far.
+        """
         ...
 
     async def finish(

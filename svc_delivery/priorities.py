@@ -13,9 +13,16 @@ from heliograph.type.v1 import notification_pb2
 
 T = TypeVar("T")
 
+PLACES: Final = (0, 1, 2)
+
 _PLACES: Final[Mapping[int, int]] = {notification_pb2.PRIORITY_HIGH: 0, notification_pb2.PRIORITY_BULK: 2}
 # A priority of a later version, or none at all, waits with the usual case.
 _USUAL: Final = 1
+
+
+def place_of(priority: int) -> int:
+    """Returns the place of a priority among `PLACES`, the most urgent first."""
+    return _PLACES.get(priority, _USUAL)
 
 
 class ByPriority(Generic[T]):
@@ -33,7 +40,7 @@ class ByPriority(Generic[T]):
 
     def append(self, priority: int, item: T) -> None:
         """Adds an item behind those of its priority."""
-        self._queues[_PLACES.get(priority, _USUAL)].append(item)
+        self._queues[place_of(priority)].append(item)
 
     def first(self) -> T:
         """Returns what is next; IndexError when nothing is."""

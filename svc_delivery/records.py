@@ -5,7 +5,7 @@ Path steps 8 and 9. Pure: no I/O. Must not decide what comes next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -16,17 +16,26 @@ from heliograph.type.v1 import envelope_pb2, notification_pb2, plan_pb2
 from mesh.ids import from_text, split_key
 from mesh.times import set_micros
 from svc_delivery.ports import Body, FollowUpWrite, RowKey
+from svc_delivery.priorities import PLACES, place_of
 
 # A record is read whole; without a bound those of a long absence of presence would grow into one another.
 LARGEST_RECORD: Final = 2_000
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One delivery of a follow-up record."""
+    """One delivery of a follow-up record.
+
+    Attributes:
+        follow_up: as the record has it.
+        plans: of the record.
+        key: its row.
+        expire_us: the whole record is expired then; None where that never comes.
+    """
 
     follow_up: lane_record_pb2.FollowUp
     plans: Sequence[plan_pb2.Plan]
     key: RowKey
+    expire_us: int | None = None
 
     @property
     def plan(self) -> plan_pb2.Plan:
@@ -42,8 +51,12 @@ class Later(msgspec.Struct, frozen=True):
     try_count: int
 
 
-def read(record: bytes) -> list[Member] | lane_record_pb2.RetryRow:
+def read(record: bytes, expire_us: int | None = None) -> list[Member] | lane_record_pb2.RetryRow:
     """Returns the deliveries of a record, or the rows that it wants written.
+
+    Args:
+        record: the bytes.
+        expire_us: everything in it is expired then.
 
     Raises:
         DecodeError, ValueError: it cannot be read, or is of a kind that this version does not know.
@@ -52,7 +65,7 @@ def read(record: bytes) -> list[Member] | lane_record_pb2.RetryRow:
     match decoded.WhichOneof("record"):
         case "follow_ups":
             plans = decoded.follow_ups.plans
-            return [_member(one, plans) for one in decoded.follow_ups.items]
+            return [_member(one, plans, expire_us) for one in decoded.follow_ups.items]
         case "row":
             from_text(decoded.row.envelope.notification_id)
             if not decoded.row.envelope.tenant_id or not decoded.row.recipient_ids:
@@ -63,10 +76,27 @@ def read(record: bytes) -> list[Member] | lane_record_pb2.RetryRow:
 
 
 def write(waiting: Mapping[int, Sequence[Later]]) -> Iterator[FollowUpWrite]:
-    """Returns deliveries as records by their due time, of a bounded size."""
+    """Returns deliveries as records of a bounded size by their due time and urgency: bulk must not ride with high."""
     for due_us, later in waiting.items():
-        for start in range(0, len(later), LARGEST_RECORD):
-            yield _written(due_us, later[start : start + LARGEST_RECORD])
+        for place in PLACES:
+            alike = [one for one in later if place_of(one.member.follow_up.priority) == place]
+            for start in range(0, len(alike), LARGEST_RECORD):
+                yield _written(due_us, alike[start : start + LARGEST_RECORD])
+
+
+def last_expiry(expiries: Iterable[int | None]) -> int | None:
+    """Returns when all of these are expired; None when one never is."""
+    latest = 0
+    for expire_us in expiries:
+        if expire_us is None:
+            return None
+        latest = max(latest, expire_us)
+    return latest or None
+
+
+def most_urgent(priorities: Iterable[int]) -> int:
+    """Returns the priority with which a record of these goes."""
+    return min(priorities, key=place_of, default=notification_pb2.PRIORITY_UNSPECIFIED)
 
 
 def envelope_of(member: Member, body: Body) -> envelope_pb2.Envelope:
@@ -97,12 +127,12 @@ def notification_of(content: bytes) -> notification_pb2.Notification | None:
         return None
 
 
-def _member(one: lane_record_pb2.FollowUp, plans: Sequence[plan_pb2.Plan]) -> Member:
+def _member(one: lane_record_pb2.FollowUp, plans: Sequence[plan_pb2.Plan], expire_us: int | None) -> Member:
     if not 0 <= one.plan_index < len(plans):
         raise ValueError("a follow-up names a plan that is not in its record")
     if not 0 <= one.step_index < max(1, len(plans[one.plan_index].steps)):
         raise ValueError("a follow-up names a step that is not in its plan")
-    return Member(one, plans, RowKey(one.recipient_key, from_text(one.ref.notification_id)))
+    return Member(one, plans, RowKey(one.recipient_key, from_text(one.ref.notification_id)), expire_us)
 
 
 def _written(due_us: int, later: Sequence[Later]) -> FollowUpWrite:
@@ -117,4 +147,9 @@ def _written(due_us: int, later: Sequence[Later]) -> FollowUpWrite:
         item = record.follow_ups.items.add()
         item.CopyFrom(one.member.follow_up)
         item.plan_index, item.step_index, item.try_count = indexes[key], one.step_index, one.try_count
-    return FollowUpWrite(due_us=due_us, record=record.SerializeToString())
+    return FollowUpWrite(
+        due_us=due_us,
+        record=record.SerializeToString(),
+        priority=most_urgent(one.member.follow_up.priority for one in later),
+        expire_us=last_expiry(one.member.expire_us for one in later),
+    )

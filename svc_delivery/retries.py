@@ -15,9 +15,9 @@ from heliograph.delivery.v1 import dead_letter_service_pb2, delivery_service_pb2
 from heliograph.prefs.v1 import prefs_service_pb2
 from heliograph.type.v1 import notification_pb2, plan_pb2
 from mesh.ids import from_text, join_key
-from mesh.times import set_micros, timestamp_of
+from mesh.times import micros_of, set_micros, timestamp_of
 from svc_delivery import core, letters, wishes
-from svc_delivery.intake import Intake, Offer
+from svc_delivery.intake import CLOCK_ALLOWANCE_US, Intake, Offer
 from svc_delivery.ports import FollowUpWrite, RowWrite
 from svc_delivery.ports_dead_letters import DeadLetterRecord
 
@@ -134,7 +134,10 @@ def written(row: lane_record_pb2.RetryRow, due_us: int) -> FollowUpWrite:
     """Returns rows as a record that is due then."""
     record = lane_record_pb2.LaneRecord(row=row)
     set_micros(record.due_time, due_us)
-    return FollowUpWrite(due_us=due_us, record=record.SerializeToString())
+    expire_us = None
+    if row.envelope.HasField("expire_time"):
+        expire_us = micros_of(row.envelope.expire_time) + CLOCK_ALLOWANCE_US
+    return FollowUpWrite(due_us, record.SerializeToString(), row.envelope.priority, expire_us)
 
 
 def plan_today(plan: plan_pb2.Plan, resolution: prefs_service_pb2.Resolution) -> plan_pb2.Plan:
@@ -168,7 +171,7 @@ def _without(taken: Intake, refused: Mapping[tuple[str, bytes], str]) -> list[Fo
         if items:
             del record.follow_ups.items[:]
             record.follow_ups.items.extend(items)
-            kept.append(FollowUpWrite(due_us=follow_up.due_us, record=record.SerializeToString()))
+            kept.append(msgspec.structs.replace(follow_up, record=record.SerializeToString()))
     return kept
 
 

@@ -32,8 +32,9 @@ from svc_delivery.records import Later, Member
 from svc_delivery.rows import Rows
 from svc_delivery.settled import Settled
 
-# Due records taken at once.
+# Due records taken at once, and after so many deliveries no further one: a page must not crowd the offers by itself.
 RECORDS = 32
+DELIVERIES = 5_000
 _LARGEST_LOOK_UP = 5_000
 _SWEEP_ROWS = 500
 
@@ -41,6 +42,7 @@ _SWEEP_ROWS = 500
 class _Page(msgspec.Struct):
     """Due records as they were read, and what is left of them."""
 
+    records: list[FollowUpRecord] = []
     members: list[Member] = []
     rows: list[tuple[FollowUpRecord, lane_record_pb2.RetryRow]] = []
     waiting: dict[int, list[Later]] = {}
@@ -122,16 +124,19 @@ class FollowUpWorker:
     async def step(self) -> bool:
         """Looks at one page of due records; says whether there was any.
 
-        While the offers are crowded nothing is looked at: an offer that is refused for want of room was no try.
+        While the offers are crowded only what is expired is looked at, and closed: an offer that is refused for want of
+        room was no try. So a backlog is worked at the pace of the links, the urgent part first (see `FollowUps.due`).
 
         Raises:
             Unavailable: the store does not answer; every record is still there.
         """
         self._settled.turn(self._clock.monotonic())
-        if self._offers.is_crowded:
-            return False
         now_us = round(self._clock.wall() * 1_000_000)
         due = await self._follow_ups.due(now_us, self._caution.page)
+        if self._offers.is_crowded:
+            due = [record for record in due if record.is_expired(now_us)]
+            if not due:
+                return False
         page = await self._read(due, now_us)
         offered = await self._decide([one for one in page.members if not steps.has_channels(one.plan)], page, now_us)
         walked = await self._channels.walk([one for one in page.members if steps.has_channels(one.plan)])
@@ -141,12 +146,12 @@ class FollowUpWorker:
         self._metrics.follow_ups["done"].inc(walked.done_count)
         self._metrics.follow_ups["again"].inc(sum(len(later) for later in walked.waiting.values()))
         rows_offered = await self._write_again(page, now_us)
-        if due:
+        if page.records:
             again = [*records.write(page.waiting), *page.again]
-            await self._follow_ups.finish([record.record_id for record in due], again, page.letters)
+            await self._follow_ups.finish([record.record_id for record in page.records], again, page.letters)
             for letter in page.letters:
                 self._metrics.dead_letters[letter.reason].inc()
-        await self._caution.worked(due)
+        await self._caution.worked(page.records)
         await self._offer(offered)
         self._offers.add(rows_offered)
         return bool(due)
@@ -154,12 +159,15 @@ class FollowUpWorker:
     async def _read(self, due: Sequence[FollowUpRecord], now_us: int) -> _Page:
         page = _Page()
         for record in due:
+            if len(page.members) >= DELIVERIES:
+                break
+            page.records.append(record)
             if not await self._caution.admits(record):
                 why = f"the process died {DEATHS} times while it worked on this record"
                 self._give_up(page, record, why, dead_letter_service_pb2.DEAD_LETTER_REASON_POISON, now_us)
                 continue
             try:
-                found = records.read(record.record)
+                found = records.read(record.record, record.expire_us)
             except (DecodeError, ValueError) as error:
                 self._give_up(page, record, str(error), dead_letter_service_pb2.DEAD_LETTER_REASON_UNDECODABLE, now_us)
                 continue

@@ -1,4 +1,4 @@
-"""The follow-ups in the inbox's SQLite file, ordered by due time.
+"""The follow-ups in the inbox's SQLite file, ordered by urgency and due time.
 
 Steps 5, 8 and 9 of the path. They stand in the inbox's file so that rows and follow-up are one transaction, and
 a record and the dead letter that it becomes as well.
@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Final
 
 from mesh.sqlite import Writer
 from svc_delivery.ports import FollowUpRecord, FollowUpWrite
 from svc_delivery.ports_dead_letters import DeadLetterRecord
+from svc_delivery.priorities import PLACES, place_of
 from svc_delivery.store.sqlite_dead_letters import insert_letters
+
+_EXPIRED: Final = """
+select record_id, due_us, record, expire_us from follow_ups
+where expire_us is not null and expire_us <= ? and due_us <= ? order by expire_us, record_id limit ?"""
+_DUE: Final = """
+select record_id, due_us, record, expire_us from follow_ups
+where place = ? and due_us <= ? and (expire_us is null or expire_us > ?) order by due_us, record_id limit ?"""
 
 
 class SqliteFollowUps:
@@ -58,25 +67,31 @@ class SqliteFollowUps:
 
 def append_follow_up(connection: sqlite3.Connection, follow_up: FollowUpWrite) -> None:
     """Appends a record inside somebody's transaction."""
-    connection.execute("insert into follow_ups (due_us, record) values (?, ?)", (follow_up.due_us, follow_up.record))
+    connection.execute(
+        "insert into follow_ups (due_us, record, place, expire_us) values (?, ?, ?, ?)",
+        (follow_up.due_us, follow_up.record, place_of(follow_up.priority), follow_up.expire_us),
+    )
 
 
 def _read_due(connection: sqlite3.Connection, now_us: int, limit: int) -> list[FollowUpRecord]:
-    found = connection.execute(
-        "select record_id, due_us, record from follow_ups where due_us <= ? order by due_us, record_id limit ?",
-        (now_us, limit),
-    )
-    return [FollowUpRecord(*values) for values in found]
+    rows = connection.execute(_EXPIRED, (now_us, now_us, limit)).fetchall()
+    for place in PLACES:
+        if len(rows) < limit:
+            rows += connection.execute(_DUE, (place, now_us, now_us, limit - len(rows))).fetchall()
+    return [FollowUpRecord(*row) for row in rows]
 
 
 def _read_next_due(connection: sqlite3.Connection) -> int | None:
-    found = connection.execute("select min(due_us) from follow_ups").fetchone()
-    return None if found[0] is None else int(found[0])
+    found = [
+        connection.execute("select min(due_us) from follow_ups where place = ?", (place,)).fetchone()[0]
+        for place in PLACES
+    ]
+    return min((int(due_us) for due_us in found if due_us is not None), default=None)
 
 
 def _read_containing(connection: sqlite3.Connection, part: bytes, limit: int) -> list[FollowUpRecord]:
     found = connection.execute(
-        "select record_id, due_us, record from follow_ups where instr(record, ?) > 0 "
+        "select record_id, due_us, record, expire_us from follow_ups where instr(record, ?) > 0 "
         "order by due_us, record_id limit ?",
         (part, limit),
     )
@@ -84,4 +99,5 @@ def _read_containing(connection: sqlite3.Connection, part: bytes, limit: int) ->
 
 
 def _count_due(connection: sqlite3.Connection, now_us: int) -> int:
-    return int(connection.execute("select count(*) from follow_ups where due_us <= ?", (now_us,)).fetchone()[0])
+    statement = "select count(*) from follow_ups where place = ? and due_us <= ?"
+    return sum(int(connection.execute(statement, (place, now_us)).fetchone()[0]) for place in PLACES)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from heliograph.type.v1.notification_pb2 import PRIORITY_BULK as BULK
+from heliograph.type.v1.notification_pb2 import PRIORITY_HIGH as HIGH
+from heliograph.type.v1.notification_pb2 import PRIORITY_NORMAL as NORMAL
 from svc_delivery.ports import FollowUps, FollowUpWrite
 from svc_delivery.ports_dead_letters import DeadLetterRecord
 from svc_delivery.store import InboxStore
@@ -48,6 +51,21 @@ async def test_a_follow_up_is_due_at_its_time(store: InboxStore) -> None:
     assert await due(store.follow_ups, 10) == [b"due 10"]
     assert await due(store.follow_ups, 99) == [b"due 10", b"due 20", b"due 30"]
     assert await due(store.follow_ups, 99, limit=2) == [b"due 10", b"due 20"]
+
+
+async def test_what_is_over_comes_first_and_then_what_is_urgent(store: InboxStore) -> None:
+    """Expired as a whole, high, normal, bulk, each the longest due first; what is not due yet overtakes nothing."""
+    for number, (priority, expire) in enumerate(
+        [(BULK, None), (NORMAL, 25), (HIGH, None), (BULK, 15), (HIGH, 99), (NORMAL, None), (HIGH, None), (0, None)]
+    ):
+        due_us = NOW_US + (30 if number == 6 else number)
+        expire_us = None if expire is None else NOW_US + expire
+        follow_up = FollowUpWrite(due_us, b"%d" % number, priority, expire_us)
+        await store.inbox.write([make_row(number)], stamp=NOW_US, follow_up=follow_up)
+    assert await due(store.follow_ups, 20) == [b"3", b"2", b"4", b"1", b"5", b"7", b"0"]
+    assert await due(store.follow_ups, 20, limit=3) == [b"3", b"2", b"4"]
+    expired = [record.is_expired(NOW_US + 20) for record in await store.follow_ups.due(NOW_US + 20, 3)]
+    assert expired == [True, False, False]
 
 
 async def test_what_is_not_finished_stays(opener: Opener[InboxStore]) -> None:

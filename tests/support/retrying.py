@@ -121,7 +121,9 @@ class ScriptedSender:
 class Retrying:
     """Everything of delivery that works on what is due."""
 
-    def __init__(self, store: InboxStore, *, presence: InProcessPresence | None = None) -> None:
+    def __init__(
+        self, store: InboxStore, *, presence: InProcessPresence | None = None, offer_limit: int = 10_000
+    ) -> None:
         self.store = store
         self.clock = ManualClock(wall=CLOCK_S)
         self.inbox = UnsteadyInbox(store.inbox)
@@ -133,7 +135,7 @@ class Retrying:
         self.telemetry = Telemetry("delivery")
         self.metrics = Metrics(self.telemetry)
         self.offers = Offers(
-            presence=self.presence, nodes=self.nodes, settled=self.settled, metrics=self.metrics, limit=10_000
+            presence=self.presence, nodes=self.nodes, settled=self.settled, metrics=self.metrics, limit=offer_limit
         )
         self.writer = FreshWriter(inbox=self.inbox, stamper=Stamper(self.clock), limit=5.0, late=lambda: None)
         wishes = Wishes(self.prefs)
@@ -259,12 +261,12 @@ def key_of(number: int, name: str = "alice") -> RowKey:
 
 
 @contextlib.asynccontextmanager
-async def retrying(data_dir: Path) -> AsyncIterator[Retrying]:
+async def retrying(data_dir: Path, *, offer_limit: int = 10_000) -> AsyncIterator[Retrying]:
     """A delivery on the store of a folder, nothing running."""
     store = open_store("sqlite:///inbox.db", data_dir)
     await store.open()
     try:
-        yield Retrying(store)
+        yield Retrying(store, offer_limit=offer_limit)
     finally:
         await store.close()
 

@@ -93,6 +93,19 @@ def test_a_plan_may_name_its_own_ack_window() -> None:
     assert taken.follow_up.due_us == NOW_US + 2_500_000
 
 
+def test_a_follow_up_goes_with_what_is_most_urgent_in_it_and_lives_as_long_as_its_last_event() -> None:
+    """So that a backlog can be worked in the right order without a look inside."""
+    envelopes = [make_envelope(number, expire_us=NOW_US + 60_000_000 * number) for number in (1, 2)]
+    envelopes[1].priority = notification_pb2.PRIORITY_BULK
+    group = plan_pb2.RecipientGroup(recipient_ids=["a"])
+    for envelope, expected in ((None, NOW_US + 120_000_000), (make_envelope(3), None)):
+        envelopes += [envelope] if envelope is not None else []
+        dispatches = [pb.Dispatch(envelope=one, groups=[group]) for one in envelopes]
+        follow_up = intake.take(pb.DispatchBatch(plans=[LIVE], dispatches=dispatches), NOW_US).follow_up
+        assert follow_up is not None
+        assert (follow_up.priority, follow_up.expire_us) == (notification_pb2.PRIORITY_NORMAL, expected)
+
+
 def test_without_a_live_plan_there_is_no_follow_up() -> None:
     """Being in the inbox is all these ask for."""
     taken = intake.take(batch(dispatch(1, [], ["a"], ["b"])), NOW_US)
