@@ -17,7 +17,7 @@ from mesh.backoff import full_jitter
 from mesh.errors import Failure, from_description
 from mesh.lanes import LaneReader, LowWater, PositionLost, Stored, partition_of
 from mesh.telemetry import logger
-from svc_fanout import core
+from svc_fanout.batching import Batch, narrowed, pieces
 from svc_fanout.metrics import Metrics
 from svc_fanout.ports import Answer, Delivery
 
@@ -45,6 +45,8 @@ class Flight:
         read_wait: float = 0.5,
         first_retry: float = 0.1,
         largest_span: int = LARGEST_SPAN,
+        largest_piece: Callable[[], int] | None = None,
+        answered: Callable[[float], None] | None = None,
     ) -> None:
         """Connects the lane with delivery.
 
@@ -59,6 +61,8 @@ class Flight:
             read_wait: seconds that a read waits for records.
             first_retry: bound of the first wait, in seconds, when something did not answer.
             largest_span: records read above those that do not end; they are kept in memory, and a crash repeats them.
+            largest_piece: says how many recipients a batch may have now, larger ones are cut; None: they never are.
+            answered: told, with every batch that delivery answered, when its first record was appended.
         """
         self.lane = lane
         self.reader = reader
@@ -83,6 +87,8 @@ class Flight:
         self._read_wait = read_wait
         self._first_retry = first_retry
         self._largest_span = largest_span
+        self._largest_piece = largest_piece
+        self._answered = answered
 
     async def run(self, work: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> None:
         """Works until `drain` was called.
@@ -203,8 +209,12 @@ class Flight:
 
     # ------------------------------------------------------------ batches
 
-    async def send(self, batch: core.Batch, group: asyncio.TaskGroup) -> None:
-        """Sends a batch once one more may be unanswered; the group sees it to its end."""
+    async def send(self, batch: Batch, group: asyncio.TaskGroup) -> None:
+        """Sends a batch, in pieces where it must be, once one more may be unanswered; the group sees it to its end."""
+        for piece in (batch,) if self._largest_piece is None else pieces(batch, self._largest_piece()):
+            await self._send(piece, group)
+
+    async def _send(self, batch: Batch, group: asyncio.TaskGroup) -> None:
         for position in batch.positions:
             self._open[position] += 1
         await self._slots.acquire()
@@ -216,7 +226,7 @@ class Flight:
         # However long a row of batches is, the other lanes get their turn in between.
         await asyncio.sleep(0)
 
-    async def _finish(self, batch: core.Batch, answer: Answer) -> None:
+    async def _finish(self, batch: Batch, answer: Answer) -> None:
         """Sees one batch to its end: what delivery could not take yet is sent again, what it never will is parked."""
         attempt = 0
         try:
@@ -231,7 +241,7 @@ class Flight:
         finally:
             self._slots.release()
 
-    async def _settle(self, batch: core.Batch, answer: Answer) -> tuple[core.Batch, float]:
+    async def _settle(self, batch: Batch, answer: Answer) -> tuple[Batch, float]:
         try:
             refusals = await answer
         except Failure:
@@ -240,6 +250,8 @@ class Flight:
         if any(not 0 <= refusal.dispatch_index < len(batch.positions) for refusal in refusals):
             self._log.error("answer_not_understood", sequence=batch.message.sequence)
             return batch, 0.0
+        if self._answered is not None:
+            self._answered(self._records[batch.positions[0]][0].append_time)
         waiting: set[int] = set()
         delay = 0.0
         for refusal in refusals:
@@ -262,7 +274,7 @@ class Flight:
             )
         )
         self.close([position for index, position in enumerate(batch.positions) if index not in waiting])
-        return core.narrowed(batch, sorted(waiting)), delay
+        return narrowed(batch, sorted(waiting)), delay
 
     async def _park(self, record: Stored, failure: Failure) -> None:
         attempt = 0

@@ -22,6 +22,7 @@ from mesh.loops import why_ended
 from mesh.streams import Bidi, connect
 from mesh.telemetry import logger
 from svc_fanout.metrics import Metrics
+from svc_fanout.pacing import Pacing
 from svc_fanout.ports import Answer
 
 PROTOCOL_VERSION = 1
@@ -67,6 +68,7 @@ class DispatchLink:
         clock: Clock,
         metrics: Metrics,
         pace: Pace = PACE,
+        pacing: Pacing | None = None,
     ) -> None:
         self._priority = priority
         self._process = process
@@ -74,14 +76,15 @@ class DispatchLink:
         self._clock = clock
         self._metrics = metrics
         self._pace = pace
+        self._pacing = pacing
         self._log = logger().bind(priority=notification_pb2.Priority.Name(priority))
         self._stream: _Stream | None = None
         self._moving = False
         self._window_count = 0
         self._window_bytes = 0
         self._sequence = 0
-        # sequence -> (answer, bytes)
-        self._unanswered: dict[int, tuple[Answer, int]] = {}
+        # sequence -> (answer, bytes, time of sending)
+        self._unanswered: dict[int, tuple[Answer, int, float]] = {}
         self._unanswered_bytes = 0
         self._room = asyncio.Event()
         self._heard = 0.0
@@ -89,9 +92,14 @@ class DispatchLink:
     async def send(self, batch: pb.DispatchBatch) -> Answer:
         """See the port."""
         size = batch.ByteSize()
-        while (stream := self._stream_with_room(size)) is None:
-            self._room.clear()
-            await self._room.wait()
+        while True:
+            if rest := self._rest():
+                await asyncio.sleep(rest)
+            elif (stream := self._stream_with_room(size)) is not None:
+                break
+            else:
+                self._room.clear()
+                await self._room.wait()
         batch.sequence = self._sequence + 1
         answer: Answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_seen)
@@ -100,7 +108,7 @@ class DispatchLink:
             answer.set_exception(_broken())
             return answer
         self._sequence += 1
-        self._unanswered[self._sequence] = (answer, size)
+        self._unanswered[self._sequence] = (answer, size, self._clock.monotonic())
         self._unanswered_bytes += size
         return answer
 
@@ -176,7 +184,7 @@ class DispatchLink:
         if self._stream is not None:
             self._metrics.streams.dec()
         self._stream = None
-        for answer, _ in self._unanswered.values():
+        for answer, _, _ in self._unanswered.values():
             if not answer.done():
                 answer.set_exception(_broken())
         self._unanswered.clear()
@@ -213,11 +221,18 @@ class DispatchLink:
         known = self._unanswered.pop(result.sequence, None)
         if known is None:
             return
-        answer, size = known
+        answer, size, began = known
         self._unanswered_bytes -= size
+        if self._pacing is not None:
+            now = self._clock.monotonic()
+            self._pacing.worked(now, now - began)
         if not answer.done():
             answer.set_result(list(result.refusals))
         self._room.set()
+
+    def _rest(self) -> float:
+        """Returns how long the next batch must wait, whoever sends it, so that others are on time."""
+        return 0.0 if self._pacing is None else self._pacing.rest(self._clock.monotonic())
 
     def _stream_with_room(self, size: int) -> _Stream | None:
         """Returns the open stream if it takes a batch of this size now; one that is too large for the window, alone."""

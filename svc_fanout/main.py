@@ -18,10 +18,12 @@ from mesh.server import Server
 from mesh.sqlite import Writer, file_of
 from mesh.telemetry import path_tracer
 from svc_fanout import registry
+from svc_fanout.batching import LARGEST_BATCH_RECIPIENTS
 from svc_fanout.caution import Caution
 from svc_fanout.flight import Flight, Trace
 from svc_fanout.links import DispatchLink
 from svc_fanout.metrics import Metrics
+from svc_fanout.pacing import PIECE_RECIPIENTS, Pacing
 from svc_fanout.peers import GrpcPrefs
 from svc_fanout.planner import Planner
 from svc_fanout.service import FanoutService
@@ -35,6 +37,8 @@ _PRIORITIES = {
     "normal": notification_pb2.PRIORITY_NORMAL,
     "bulk": notification_pb2.PRIORITY_BULK,
 }
+_HIGH_LANES = ("high", "slices-high")
+_BULK_LANES = ("bulk", "slices-bulk")
 _LAG_INTERVAL = 5.0
 _TRIM_INTERVAL = 60.0
 
@@ -72,6 +76,7 @@ class _Wiring:
         self.readers: dict[str, LaneReader] = {}
         self.workers: list[LaneWorker | SliceWorker] = []
         self.turn = asyncio.Lock()
+        self.pacing = Pacing()
 
     def wire(self) -> None:
         app, settings = self.app, self.settings
@@ -103,6 +108,7 @@ class _Wiring:
         app.resource("server", server.start, lambda: server.stop(1.0))
         app.supervise("lag", self._measure_lag)
         app.on_ready(server.set_serving)
+        app.dependencies.on_change(server.set_dependency)
 
     def _wire_lane(self, lane: str, priority: notification_pb2.Priority.ValueType) -> None:
         app, settings = self.app, self.settings
@@ -112,6 +118,7 @@ class _Wiring:
             channels=self.channels,
             clock=app.clock,
             metrics=self.metrics,
+            pacing=self.pacing if lane in _BULK_LANES else None,
         )
         writer = self._open_slices(f"slices-{lane}")
         flight = self._flight(lane, link, settings.batches_in_flight, self.trace)
@@ -183,7 +190,17 @@ class _Wiring:
             batches_in_flight=batches_in_flight,
             commit_interval=settings.commit_interval,
             trace=trace,
+            largest_piece=self._largest_piece if lane in _BULK_LANES else None,
+            answered=self._high_answered if lane in _HIGH_LANES else None,
         )
+
+    def _largest_piece(self) -> int:
+        return PIECE_RECIPIENTS if self.pacing.is_beside(self.app.clock.monotonic()) else LARGEST_BATCH_RECIPIENTS
+
+    def _high_answered(self, append_time: float) -> None:
+        clock = self.app.clock
+        self.pacing.heard(clock.monotonic(), clock.wall() - append_time)
+        self.metrics.bulk_share.set(self.pacing.share)
 
     async def _drain(self) -> None:
         # At once, not one by one: without delivery none of them ends, and each would use up the whole limit.

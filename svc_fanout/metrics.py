@@ -68,6 +68,12 @@ class Metrics:
         self.poll_failures = Counter(
             "heliograph_fanout_poll_failures_total", "Looks at the changes of wishes that failed", registry=registry
         )
+        self.bulk_share = Gauge(
+            "heliograph_fanout_bulk_share_ratio",
+            "Part of the time in which bulk works while high comes through",
+            registry=registry,
+        )
+        self.bulk_share.set(1.0)
         self.streams = Gauge("heliograph_fanout_streams", "Open Dispatch streams", registry=registry)
         self.unknown_frames = Counter(
             "heliograph_fanout_unknown_frames_total",

@@ -17,7 +17,8 @@ from heliograph.fanout.v1 import slice_record_pb2
 from heliograph.type.v1 import plan_pb2
 from mesh.errors import DataLoss
 from svc_fanout import core
-from svc_fanout.core import Batch, Event, Planned
+from svc_fanout.batching import Batch, batches
+from svc_fanout.core import Event, Planned
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +55,7 @@ def note_of(mark: Mark) -> bytes:
 def cut(planned: Planned, first_index: int) -> list[slice_record_pb2.SliceRecord]:
     """Returns a decided part of an audience as slices; each of them makes one batch."""
     records = []
-    for index, batch in enumerate(core.batches([planned]), start=first_index):
+    for index, batch in enumerate(batches([planned]), start=first_index):
         (dispatch,) = batch.message.dispatches
         records.append(
             slice_record_pb2.SliceRecord(

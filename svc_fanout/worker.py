@@ -17,6 +17,7 @@ from mesh.errors import Failure
 from mesh.lanes import Stored
 from svc_fanout import audience, core, slices
 from svc_fanout.audience import Members
+from svc_fanout.batching import batches
 from svc_fanout.caution import Caution
 from svc_fanout.core import Event
 from svc_fanout.flight import Flight, Trace
@@ -177,7 +178,7 @@ class LaneWorker:
             if self._trace is not None:
                 self._trace("planned", event_id=event.envelope.event_id, recipient_count=members.count)
         self._held += sorted(held, key=lambda event: event.position)
-        for batch in core.batches(planned):
+        for batch in batches(planned):
             await self._flight.send(batch, group)
         self._flight.close([one.event.position for one in planned])
 

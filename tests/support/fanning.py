@@ -111,6 +111,7 @@ class Fanout:
         delivery: what takes batches; each process has its own link, all are this one.
         lane: the event lane as the process sees it; `slice_lane` the other one.
         steps: what was traced.
+        append_times: what was told of answered batches, of both lanes.
         options: settings of the next process.
     """
 
@@ -121,6 +122,7 @@ class Fanout:
         self.delivery = InProcessDelivery()
         self.steps: list[tuple[str, object]] = []
         self.options: dict[str, int] = {}
+        self.append_times: list[float] = []
         self._folder = folder
         self._run_dir = run_dir
         self._publisher = self._writer(LANE)
@@ -324,6 +326,8 @@ class Fanout:
             read_wait=0.02,
             first_retry=0.002,
             largest_span=self.options.get("largest_span", 1_000),
+            largest_piece=(lambda: self.options["largest_piece"]) if "largest_piece" in self.options else None,
+            answered=self.append_times.append,
         )
 
     @property

@@ -18,6 +18,7 @@ from mesh.streams import live_calls
 from mesh.telemetry import Telemetry
 from svc_fanout.links import DispatchLink, Pace
 from svc_fanout.metrics import Metrics
+from svc_fanout.pacing import Pacing
 from tests.support.dispatching import make_envelope, refusal
 from tests.support.far_ends import DeliveryEnd, DispatchFar, calling, delivery_end, running
 from tests.support.wait import until
@@ -28,7 +29,7 @@ PACE = Pace(ping=0.005, silence=3.0, first_retry=0.002, last_retry=0.01)
 class Near:
     """A link and what it needs."""
 
-    def __init__(self, channels: Channels, pace: Pace = PACE) -> None:
+    def __init__(self, channels: Channels, pace: Pace = PACE, pacing: Pacing | None = None) -> None:
         self.clock = ManualClock()
         self.telemetry = Telemetry("fanout")
         self.link = DispatchLink(
@@ -38,6 +39,7 @@ class Near:
             clock=self.clock,
             metrics=Metrics(self.telemetry),
             pace=pace,
+            pacing=pacing,
         )
 
     def count(self, name: str) -> float:
@@ -351,3 +353,27 @@ async def test_a_cancelled_link_leaves_nothing(near: Near, run_dir: Path) -> Non
             await until(answer.done)
             assert isinstance(answer.exception(), Unavailable)
     assert near.count("streams") == 0
+
+
+async def test_bulk_rests_after_an_answer_while_high_comes_through(run_dir: Path) -> None:
+    """The next batch waits for the rest that the answered one earned, whoever sends it; without high it does not."""
+    pacing = Pacing()
+    async with calling(run_dir, "fanout") as channels:
+        near = Near(channels, pacing=pacing)
+        async with delivery_end(run_dir, DeliveryEnd()) as end, running(near.link.run):
+            pacing.heard(near.clock.monotonic(), 0.001)
+            await near.link.send(batch(1))
+            await until(lambda: len(end.batches) == 1)
+            near.clock.advance(0.01)
+            end.answer(1)
+            await until(lambda: pacing.rest(near.clock.monotonic()) > 0.0)
+            async with sending(near, 1):
+                await _settle()
+                assert len(end.batches) == 1
+                near.clock.advance(0.04)
+                await until(lambda: len(end.batches) == 2)
+                near.clock.advance(2.0)
+                end.answer(2)
+                await near.link.send(batch(3))
+                await until(lambda: len(end.batches) == 3)
+    await until(lambda: live_calls() == 0, what="all streams closed")
