@@ -16,8 +16,9 @@ from typing import Any, Final, Protocol, TypeAlias
 from mesh.errors import StartError, Unavailable
 from mesh.stores import EngineUrl, parse_url
 
-SCHEMES: Final = ("cassandra",)
-KNOWN: Final = "cassandra://host:9042/KEYSPACE?replicas=3&datacenter=NAME"
+ACSYLLA: Final = "cassandra+acsylla"
+SCHEMES: Final = ("cassandra", ACSYLLA)
+KNOWN: Final = "cassandra://host:9042/KEYSPACE?replicas=3&datacenter=NAME, cassandra+acsylla:// the same"
 DEFAULT_PORT: Final = 9042
 DEFAULT_REPLICAS: Final = 3
 OLDEST_VERSION: Final = (4, 1)
@@ -31,7 +32,8 @@ RECONNECT_DELAY: Final = 0.3
 _KEYSPACE: Final = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _LARGEST_REASON: Final = 300
 
-Value: TypeAlias = str | bytes | int | bool | Mapping[str, bytes] | None
+# A list is for `in ?`.
+Value: TypeAlias = str | bytes | int | bool | list[bytes] | Mapping[str, bytes] | None
 # Any: which column has which type is known to whoever wrote the statement.
 Row: TypeAlias = tuple[Any, ...]
 # A statement's text and its values.
@@ -50,11 +52,14 @@ class StoreUnavailable(Unavailable):
         self.outcome_unknown = outcome_unknown
 
 
-class StatementRefused(Exception):
-    """The store, or the client before it, refuses this statement with these values; repeating it will not help."""
+class StatementRefused(StoreUnavailable):
+    """The store, or the client before it, refuses this statement with these values: it was never begun.
+
+    Whoever can put it down to the values should; for everybody else the store is not as it must be.
+    """
 
     def __init__(self, message: str) -> None:
-        super().__init__(one_line(message))
+        super().__init__(message, outcome_unknown=False)
 
 
 class Session(Protocol):
@@ -131,6 +136,10 @@ async def open_session(url: EngineUrl, *, timeout: float = REQUEST_TIMEOUT) -> S
             version that is not supported.
     """
     try:
+        if url.scheme == ACSYLLA:
+            from mesh.cassandra_acsylla import open_acsylla
+
+            return await open_acsylla(url, keyspace=url.name, timeout=timeout)
         from mesh.cassandra_driver import open_driver
 
         return await open_driver(url, keyspace=url.name, timeout=timeout)
