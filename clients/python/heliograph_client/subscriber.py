@@ -33,7 +33,7 @@ from heliograph_client.values import (
     TopicsChanged,
     Update,
 )
-from heliograph_client.wires import NotOpened, Transport
+from heliograph_client.wires import NotOpened, Transport, Wire
 from mesh.errors import DeadlineExceeded, FailedPrecondition, Failure, Unavailable
 
 # How often the resume state is saved at most: saving writes a file, notifications come by the hundred.
@@ -92,14 +92,9 @@ class Subscriber:
         clock: Clock | None = None,
         random: Callable[[], float] = random.random,
     ) -> None:
+        head = headers or {}
         self._address = address_of(
-            url,
-            transport,
-            tls=tls,
-            tls_context=tls_context,
-            server_name=server_name,
-            headers=headers or {},
-            origin=origin,
+            url, transport, tls=tls, tls_context=tls_context, server_name=server_name, headers=head, origin=origin
         )
         self._token = token
         self._encoding: Encoding = encoding
@@ -250,6 +245,11 @@ class Subscriber:
         return resume.copy.unread(self._clock.wall() + self._session.clock_offset, mark_of)
 
     @property
+    def inbox_ids(self) -> list[str]:
+        """The ids of the list that this device should show, newest first."""
+        return self._session.resume.copy.window(self._clock.wall() + self._session.clock_offset)[::-1]
+
+    @property
     def server_unread(self) -> int | None:
         """The server's number, of its newest head; None before the first. Own marks change it with the next replay."""
         return None if self._session.unread is None else self._session.unread.unread_count
@@ -300,7 +300,7 @@ class Subscriber:
             return session.failed(failure, final=not failure.retriable)
         except OSError as error:
             return session.failed(Unavailable(f"no token: {error}", reason=""), final=False)
-        opened = await open_wire(self._address, token, self._encoding, self._client_name)
+        opened = await self._open(token)
         if isinstance(opened, NotOpened):
             return session.failed(opened.failure, final=opened.final)
         self._connection = Connection(
@@ -317,6 +317,9 @@ class Subscriber:
             self._connection = None
             await opened.dispose()
         return session.ended(code, text, self._clock.monotonic())
+
+    async def _open(self, token: str) -> Wire | NotOpened:
+        return await open_wire(self._address, token, self._encoding, self._client_name)
 
     def _deliver(self, action: Show | Tell) -> None:
         if isinstance(action, Show):

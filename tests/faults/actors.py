@@ -1,0 +1,298 @@
+"""Who takes part in a run and writes down what they saw: a producer, people with devices, whoever looks at the end.
+
+Devices are the SDK's, with what goes over their wire noted beside what they show. It must not judge, and makes no
+fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectResponse
+from heliograph.type.v1.notification_pb2 import NotificationState
+from heliograph_client import PreparedEvent, Publisher, Subscriber
+from heliograph_client.events import PriorityName
+from heliograph_client.values import MarksConfirmed, Update
+from heliograph_client.wires import NotOpened, Wire
+from mesh.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    Failure,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+)
+from tests.faults import canary, history
+from tests.faults.history import Device, Recorder
+
+_RETRY_PAUSE_S = 0.3
+# They say that the request itself is wrong.
+_REFUSALS = (AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unauthenticated)
+_URGENCY: Mapping[PriorityName, int] = {"high": 3, "normal": 2, "bulk": 1}
+
+
+def now() -> float:
+    """The clock of all histories."""
+    return time.monotonic()
+
+
+# ---------------------------------------------------------------- devices
+
+
+class _NotedWire:
+    """A wire that notes what comes through it; everything else is the wire's own."""
+
+    def __init__(
+        self, wire: Wire, see: Callable[[ConnectResponse], None], said: Callable[[ConnectRequest], None]
+    ) -> None:
+        self._wire = wire
+        self._see = see
+        self._said = said
+
+    async def send(self, frame: ConnectRequest) -> None:
+        self._said(frame)
+        await self._wire.send(frame)
+
+    async def receive(self) -> ConnectResponse:
+        frame = await self._wire.receive()
+        self._see(frame)
+        return frame
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        await self._wire.close(code, reason)
+
+    def abort(self) -> None:
+        self._wire.abort()
+
+    async def dispose(self) -> None:
+        await self._wire.dispose()
+
+    def end(self) -> tuple[int, str]:
+        return self._wire.end()
+
+
+class NotedSubscriber(Subscriber):
+    """The SDK's subscriber; each of its wires is noted."""
+
+    screen: Screen
+
+    async def _open(self, token: str) -> Wire | NotOpened:
+        opened = await super()._open(token)
+        if isinstance(opened, NotOpened):
+            return opened
+        self.screen.begin()
+        return _NotedWire(opened, self.screen.see, self.screen.said)
+
+
+class Screen:
+    """One device of one recipient: what came to it, and what it showed."""
+
+    def __init__(self, device: Device, secret: bytes, recorder: Recorder) -> None:
+        self.device = device
+        self.sessions = 0
+        self.shown: set[str] = set()
+        self.subscriber: NotedSubscriber
+        self._secret = secret
+        self._recorder = recorder
+        self._known: tuple[str, ...] = ()
+        self._welcomed = False
+
+    def begin(self) -> None:
+        """A connection is open."""
+        self._close()
+        self._welcomed = False
+
+    def said(self, frame: ConnectRequest) -> None:
+        """Notes what the device says that it has."""
+        if frame.HasField("hello"):
+            self._known = tuple(self.subscriber.inbox_ids)
+
+    def see(self, frame: ConnectResponse) -> None:
+        """Notes a frame of the server's."""
+        match frame.WhichOneof("frame"):
+            case "welcome":
+                self.sessions += 1
+                self._welcomed = True
+                gateway = frame.welcome.session_id.rpartition("-")[0]
+                self._recorder.add(
+                    history.Connected(
+                        at=now(), device=self.device, session=self.sessions, gateway=gateway, known=self._known
+                    )
+                )
+            case "notify":
+                self._recorder.add(self._received(frame))
+            case "replayed":
+                kind = history.Reloaded if frame.replayed.reload else history.Replayed
+                self._recorder.add(kind(at=now(), device=self.device, session=self.sessions))
+            case _:
+                pass
+
+    def heard(self, update: Update) -> None:
+        """Notes what the SDK says beside notifications."""
+        if isinstance(update, MarksConfirmed) and self.sessions:
+            self._recorder.add(
+                history.AckConfirmed(
+                    at=now(), device=self.device, session=self.sessions, notification_ids=tuple(update.ids)
+                )
+            )
+
+    async def watch(self) -> None:
+        """Shows what comes, until the subscriber is closed."""
+        async for notification in self.subscriber:
+            self.shown.add(notification.id)
+            self._recorder.add(
+                history.Shown(
+                    at=now(),
+                    device=self.device,
+                    session=self.sessions,
+                    notification_id=notification.id,
+                    revision=notification.revision,
+                )
+            )
+
+    def finish(self) -> None:
+        """Notes what the device has in the end."""
+        ids = tuple(self.subscriber.inbox_ids)
+        self._recorder.add(
+            history.FinalList(at=now(), device=self.device, notification_ids=ids, unread=self.subscriber.unread)
+        )
+
+    def _received(self, frame: ConnectResponse) -> history.Received:
+        message = frame.notify.notification
+        text = message.content.body
+        return history.Received(
+            at=now(),
+            device=self.device,
+            session=self.sessions,
+            notification_id=message.notification_id,
+            nonce=canary.nonce_of(text),
+            digest=canary.digest(text),
+            canary=canary.is_for(self._secret, self.device.recipient, text),
+            revision=message.revision,
+            live=frame.notify.state == NotificationState.NOTIFICATION_STATE_UNSPECIFIED,
+        )
+
+    def _close(self) -> None:
+        if self._welcomed:
+            self._recorder.add(history.Closed(at=now(), device=self.device, session=self.sessions))
+
+
+@asynccontextmanager
+async def watching(screen: Screen) -> AsyncIterator[Screen]:
+    """Connects a screen and shows what comes while the context is open."""
+    async with screen.subscriber:
+        task = asyncio.create_task(screen.watch(), name=f"screen {screen.device}")
+        try:
+            yield screen
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+# ---------------------------------------------------------------- a producer
+
+
+class Producer:
+    """Publishes contents, each until it is answered, and writes down every try.
+
+    Attributes:
+        accepted: ids that were answered OK, with their recipients.
+        open: contents that are not answered yet.
+    """
+
+    def __init__(self, publisher: Publisher, *, tenant: str, name: str, secret: bytes, recorder: Recorder) -> None:
+        self.accepted: dict[str, tuple[str, ...]] = {}
+        self.open = 0
+        self._publisher = publisher
+        self._tenant = tenant
+        self._name = name
+        self._secret = secret
+        self._recorder = recorder
+        self._tries = 0
+
+    async def publish(
+        self,
+        recipients: Sequence[str],
+        *,
+        number: int,
+        category: str = "general",
+        priority: PriorityName = "normal",
+        ordering_key: str = "",
+        limit: float = 60.0,
+    ) -> str | None:
+        """Publishes content `number` until it is answered, for so many seconds at most; returns its id."""
+        nonce = f"{self._name}.{number}"
+        text = canary.body(self._secret, recipients, nonce)
+        prepared = self._publisher.prepare(
+            category=category,
+            to=list(recipients),
+            title=f"event {number}",
+            body=text,
+            priority=priority,
+            ordering_key=ordering_key,
+        )
+        self.open += 1
+        try:
+            async with asyncio.timeout(limit):
+                while True:
+                    answer = await self._try(
+                        prepared, nonce, text, recipients, category=category, priority=priority, key=ordering_key
+                    )
+                    if answer is not None:
+                        self.accepted[answer] = tuple(recipients)
+                        return answer
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+        except TimeoutError:
+            return None
+        finally:
+            self.open -= 1
+
+    async def _try(
+        self,
+        prepared: PreparedEvent,
+        nonce: str,
+        text: str,
+        recipients: Sequence[str],
+        *,
+        category: str,
+        priority: PriorityName,
+        key: str,
+    ) -> str | None:
+        self._tries += 1
+        operation = f"{self._name}-{self._tries}"
+        self._recorder.add(
+            history.PublishInvoke(
+                at=now(),
+                operation=operation,
+                tenant=self._tenant,
+                producer=self._name,
+                request_id=prepared.request_id,
+                has_time=True,
+                nonce=nonce,
+                digest=canary.digest(text),
+                category=category,
+                recipients=tuple(recipients),
+                priority=_URGENCY[priority],
+                ordering_key=key,
+            )
+        )
+        try:
+            receipt = await self._publisher.publish(prepared)
+        except Failure as failure:
+            # What was refused for what it is was refused before anything was done; of the rest nobody knows.
+            kind = history.PublishFail if isinstance(failure, _REFUSALS) else history.PublishInfo
+            self._recorder.add(kind(at=now(), operation=operation, reason=failure.reason or type(failure).__name__))
+            if kind is history.PublishFail:
+                raise
+            return None
+        self._recorder.add(
+            history.PublishOk(
+                at=now(), operation=operation, notification_id=receipt.event_id, repeated=receipt.replayed
+            )
+        )
+        return receipt.event_id
