@@ -59,6 +59,7 @@ def wire(app: App, settings: PrefsSettings) -> None:
     )
     app.log.info("store_chosen", store_url=settings.store_url, category_count=len(registry))
     app.resource("store", store.open, store.close)
+    app.dependencies.watch("store", settings.store_url, store)
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.on_ready(server.set_serving)
     app.dependencies.on_change(server.set_dependency)

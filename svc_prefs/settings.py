@@ -16,7 +16,9 @@ class PrefsSettings(ServiceSettings):
     service: ClassVar[str] = "prefs"
 
     store_url: str = Field(
-        "sqlite:///prefs.db", description="where preferences are kept: sqlite:///path, relative to data_dir"
+        "sqlite:///prefs.db",
+        description="where preferences are kept: sqlite:///path, relative to data_dir, or "
+        "postgresql://host:port,host:port/DATABASE?schema=NAME&credentials=FILE&ca=FILE",
     )
     categories_file: Path = Field(
         Path("deploy/categories.toml"), description="TOML file with the registry of categories"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from svc_prefs.ports import LogLimits
 from svc_prefs.store import WishStore
 from svc_prefs.store import open_store as open_wishes
 from svc_presence.ports import PresenceStore
+from tests.support.engines import urls
 from tests.support.lanes import sqlite_lane
 
 S = TypeVar("S")
@@ -47,13 +49,36 @@ async def _memory_presence() -> AsyncIterator[PresenceStore]:
 
 def wish_backends() -> list[Any]:
     """Factories of stores of wishes: (data_dir, limits of the log of changes) → an opener."""
-    return [pytest.param(_sqlite_wishes, id="sqlite")]
+    return [
+        pytest.param(_sqlite_wishes, id="sqlite"),
+        pytest.param(postgres_wishes, id="postgresql", marks=pytest.mark.engines),
+    ]
 
 
 def _sqlite_wishes(data_dir: Path, limits: LogLimits | None = None) -> Opener[WishStore]:
     @asynccontextmanager
     async def opener() -> AsyncIterator[WishStore]:
         store = open_wishes("sqlite:///prefs.db", data_dir=data_dir, limits=limits)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return opener
+
+
+def postgres_wishes(data_dir: Path, limits: LogLimits | None = None, url: str = "") -> Opener[WishStore]:
+    """A schema of its own at the run's server, or at the one of a URL; made when it is opened for the first time."""
+    from svc_prefs.store import store_admins
+
+    url = f"{url or urls()['postgresql']}?schema=t_{uuid.uuid4().hex}"
+
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[WishStore]:
+        for admin in store_admins(url):
+            await admin.create(dry_run=False)
+        store = open_wishes(url, data_dir=data_dir, limits=limits)
         await store.open()
         try:
             yield store

@@ -120,6 +120,6 @@ def _shown(line: Line) -> str:
     from heliograph_cli.texts import printable
 
     where = ": ".join(part for part in (line.store, line.text) if part)
-    at = f" ({line.url})" if line.url else ""
+    at = f" ({line.url})" if line.url and line.url not in line.text else ""
     remedy = f"; {line.remedy}" if line.remedy else ""
     return printable(f"{line.state:<8} {line.service:<9} {where}{remedy}{at}")
