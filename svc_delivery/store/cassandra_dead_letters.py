@@ -9,15 +9,15 @@ Must not read inside a letter.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from mesh.cassandra import Session
 from svc_delivery.ports_dead_letters import DeadLetterRecord, PageStart
+from svc_delivery.store.cassandra_calls import all_of
 
 _DAY_US: Final = 86_400_000_000
 _DAY_S: Final = 86_400
@@ -108,7 +108,7 @@ class CassandraDeadLetters:
 
     async def bury(self, letters: Sequence[DeadLetterRecord]) -> None:
         """See `DeadLetters`."""
-        known = await _all(self._session.execute(_FIND, (letter.letter_id,)) for letter in letters)
+        known = await all_of(self._session.execute(_FIND, (letter.letter_id,)) for letter in letters)
         new = {letter.letter_id: letter for letter, found in zip(letters, known, strict=True) if not found}
         # Of one that is there twice in this call, the first stays.
         new.update({letter.letter_id: letter for letter in reversed(letters) if letter.letter_id in new})
@@ -117,8 +117,8 @@ class CassandraDeadLetters:
         # One stamp for all tables: what removes a letter later reads it and covers exactly this attempt.
         stamp = self._stamp()
         await self._note_days(new.values(), stamp)
-        await _all(self._session.execute(*one) for letter in new.values() for one in self._listings(letter, stamp))
-        await _all(
+        await all_of(self._session.execute(*one) for letter in new.values() for one in self._listings(letter, stamp))
+        await all_of(
             self._session.execute(_INSERT, (*_columns_of(letter), stamp, self._keep_s)) for letter in new.values()
         )
 
@@ -142,7 +142,7 @@ class CassandraDeadLetters:
 
     async def get(self, letter_ids: Sequence[bytes]) -> Sequence[DeadLetterRecord | None]:
         """See `DeadLetters`."""
-        answers = await _all(self._session.execute(_READ_WHOLE, (letter_id,)) for letter_id in letter_ids)
+        answers = await all_of(self._session.execute(_READ_WHOLE, (letter_id,)) for letter_id in letter_ids)
         return [DeadLetterRecord(*rows[0]) if rows else None for rows in answers]
 
     async def about(self, recipient_key: str, notification_id: bytes) -> Sequence[DeadLetterRecord]:
@@ -164,7 +164,7 @@ class CassandraDeadLetters:
             while removed < limit and (places := await self._oldest(day, end_us, limit - removed)):
                 removed += await self._remove([letter_id for _, letter_id in places])
                 # Also those whose letter was gone already: else they would be found again and again.
-                await _all(self._session.execute(*self._unlisting(_EVERYBODY, place)) for place in places)
+                await all_of(self._session.execute(*self._unlisting(_EVERYBODY, place)) for place in places)
         return removed
 
     # ---------------------------------------------------------------- lists
@@ -174,7 +174,7 @@ class CassandraDeadLetters:
         due = [day for day in days if self._noted.get(day, 0) < stamp - _DAY_US]
         # A day later than its letters of the same day may be.
         keep_s = self._keep_s + 2 * _DAY_S
-        await _all(self._session.execute(_NOTE_DAY, (*day, stamp, keep_s)) for day in due)
+        await all_of(self._session.execute(_NOTE_DAY, (*day, stamp, keep_s)) for day in due)
         if len(self._noted) > _DAYS_KEPT:
             self._noted.clear()
         self._noted.update(dict.fromkeys(due, stamp))
@@ -194,19 +194,19 @@ class CassandraDeadLetters:
         if reason:
             places: Sequence[_Place] = await self._session.execute(_PAGE_REASON, (tenant, reason, day, *bound))
             return places
-        shards = await _all(self._session.execute(_PAGE, (tenant, day, shard, *bound)) for shard in range(_SHARDS))
+        shards = await all_of(self._session.execute(_PAGE, (tenant, day, shard, *bound)) for shard in range(_SHARDS))
         return list(islice(heapq.merge(*shards, reverse=True), limit))
 
     async def _oldest(self, day: int, end_us: int, limit: int) -> Sequence[_Place]:
         bound = (end_us, limit)
-        shards = await _all(
+        shards = await all_of(
             self._session.execute(_OLDEST, (_EVERYBODY, day, shard, *bound)) for shard in range(_SHARDS)
         )
         return list(islice(heapq.merge(*shards), limit))
 
     async def _letters(self, places: Sequence[_Place]) -> list[DeadLetterRecord]:
         """Returns the letters of places, in their order, without those that are not there or are somewhere else."""
-        answers = await _all(self._session.execute(_READ, (letter_id,)) for _, letter_id in places)
+        answers = await all_of(self._session.execute(_READ, (letter_id,)) for _, letter_id in places)
         letters = [DeadLetterRecord(*rows[0]) if rows else None for rows in answers]
         return [
             letter
@@ -218,13 +218,13 @@ class CassandraDeadLetters:
 
     async def _remove(self, letter_ids: Sequence[bytes]) -> int:
         """Removes letters, and returns how many there were."""
-        found = await _all(self._session.execute(_ATTEMPTS, (letter_id,)) for letter_id in letter_ids)
+        found = await all_of(self._session.execute(_ATTEMPTS, (letter_id,)) for letter_id in letter_ids)
         attempts = [(letter_id, rows) for letter_id, rows in zip(letter_ids, found, strict=True) if rows]
         # At the stamp of what was read: a letter that is buried anew meanwhile has a later one, whosever clock it is.
-        await _all(
+        await all_of(
             self._session.execute(_DELETE, (max(row[-1] for row in rows), letter_id)) for letter_id, rows in attempts
         )
-        await _all(
+        await all_of(
             self._session.execute(*one)
             for letter_id, rows in attempts
             for row in rows
@@ -275,12 +275,3 @@ def _day_of(time_us: int) -> int:
 
 def _shard_of(letter_id: bytes) -> int:
     return zlib.crc32(letter_id) % _SHARDS
-
-
-async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Awaits calls that run side by side: all of them, so that none is left behind when another fails."""
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return answers

@@ -1,0 +1,33 @@
+"""Statements that run side by side, for stores in which a refused statement is no fault of one row.
+
+Must not know any table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
+from mesh.cassandra import StatementRefused
+from mesh.errors import Unavailable
+
+T = TypeVar("T")
+
+
+async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Awaits calls that run side by side, and returns their answers in order.
+
+    All of them, so that none is left behind when another fails.
+
+    Raises:
+        mesh.errors.Unavailable: one of them did not succeed.
+    """
+    answers: list[T] = []
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(answer, StatementRefused):
+            raise Unavailable(str(answer), reason="STORE_REFUSED") from None
+        if isinstance(answer, BaseException):
+            raise answer
+        answers.append(answer)
+    return answers
