@@ -192,7 +192,7 @@ def _session_limits() -> list[tuple[str, str, str]]:
         ("one message over gRPC", _range(1, StreamOptions(stream_limit=1).max_message, "bytes"), "close code 4503"),
         ("fragments of one message", _range(1, options.max_fragments, "frames"), "close code 1008"),
         ("WebSocket pings and pongs", _range(0, options.control_rate, "per second"), "close code 1008"),
-        ("wait for hello", _range(0, session.hello_timeout, "seconds"), "close code 4503"),
+        ("wait for hello", _range(0, session.hello_timeout, "seconds"), "close code 4002"),
         ("hello.client_name", _range(0, hello.LONGEST_CLIENT_NAME, "characters"), "close code 4503"),
         ("hello.received_refs", _range(0, hello.LARGEST_REFS, "ids"), "close code 4503"),
         ("hello.unconfirmed_marks", _range(0, hello.LARGEST_MARKS, "marks"), "close code 4503"),

@@ -366,7 +366,8 @@ class Session(msgspec.Struct, gc=False, eq=False):
 
     def _ending(self, now: float) -> Decisions:
         if self.state is _OPENING:
-            return self.close(CloseCode.PROTOCOL, "FRAME_INVALID") if now >= self.step_due else _NOTHING
+            # Silence breaks no rule: the hello of a client may wait unread where this node has too much to do.
+            return self.close(CloseCode.TOO_SLOW, "SLOW_CONSUMER") if now >= self.step_due else _NOTHING
         if now >= self.token_due:
             return self.close(CloseCode.TOKEN_EXPIRED, "TOKEN_EXPIRED")
         if now >= self.full_due or now >= self.heard + 2.0 * self.limits.heartbeat_interval:

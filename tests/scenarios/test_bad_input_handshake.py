@@ -111,7 +111,7 @@ async def test_who_says_nothing_is_let_go(site: Site) -> None:
         await half.send(opening()[:40])
         async with opened(site.live_url, site.tls()) as raw:
             ends = await asyncio.gather(raw.end(), mute.is_gone(), half.is_gone())
-    assert ends[0] == End(4503, "FRAME_INVALID")
+    assert ends[0] == End(4002, "SLOW_CONSUMER")
 
 
 # ---------------------------------------------------------------- first words

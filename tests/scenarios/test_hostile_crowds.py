@@ -46,7 +46,7 @@ async def test_a_crowd_that_says_nothing_is_let_go(site: Site) -> None:
         await asyncio.gather(*(one.is_gone() for one in (*mute, *half)))
         async with site.undisturbed():
             pass
-    assert set(ends) == {End(4503, "FRAME_INVALID")}
+    assert set(ends) == {End(4002, "SLOW_CONSUMER")}
 
 
 # ---------------------------------------------------------------- compression

@@ -148,6 +148,7 @@ async def test_nobody_at_the_address_is_waited_for(node: Node) -> None:
     ("failure", "final", "code"),
     [
         (Unavailable("", reason="DRAINING", metadata={"close_code": "4001"}), False, 4001),
+        (Unavailable("", reason="SLOW_CONSUMER", metadata={"close_code": "4002"}), False, 4002),
         (Aborted("", reason="SUPERSEDED", metadata={"close_code": "4500"}), True, 4500),
         (Unavailable("connection reset", reason=""), False, 1006),
         (Unauthenticated("", reason="TOKEN_INVALID"), True, 4501),

@@ -317,6 +317,17 @@ async def test_without_a_welcome_it_tries_another_time(gateway: ScriptedGateway)
         await gateway.begin()
 
 
+async def test_a_hello_that_was_too_late_is_said_again(gateway: ScriptedGateway) -> None:
+    """A node with too much to do may close before it has read it; nobody stays away for that, and nobody hurries."""
+    listener = Listener(gateway.url)
+    async with listener.subscriber:
+        for wait in (0.25, 0.5):
+            session = await gateway.session()
+            await session.close(4002)
+            assert await listener.next_wait() == wait
+        await gateway.begin()
+
+
 async def test_a_fresh_token_is_sent_in_time(gateway: ScriptedGateway) -> None:
     """A minute before the old one ends, and again before the fresh one does, by its own claim."""
     now = 1_700_000_000.0

@@ -21,11 +21,12 @@ class ClientServiceStub:
     stream that is refused has none. A client that ends its side leaves in order and gets OK. Otherwise the stream ends with a status that
     says what a WebSocket's close code says; the code itself is `close_code` in the metadata of its ErrorInfo:
 
-        UNAVAILABLE          4000 to 4004, and whatever broke  connect again, with full jitter and the delay of RetryInfo or GoAway
+        UNAVAILABLE          4000 to 4004, and whatever broke  connect again, with full jitter and the delay of RetryInfo or GoAway; 4002 also
+                             where no hello came in time, for that may be the server's doing
         ABORTED              4500  the device connected elsewhere
         UNAUTHENTICATED      4501  the token is not valid, or not of the recipient whose token the call's metadata brought
         PERMISSION_DENIED    4502, 4505  the caller may not have a session, or not any more
-        INVALID_ARGUMENT     4503  a frame broke the protocol or has more than 64 KiB, or no hello came
+        INVALID_ARGUMENT     4503  a frame broke the protocol or has more than 64 KiB
         FAILED_PRECONDITION  4504  no common version
 
     UNAVAILABLE means connect again, anything else means do not. No deadline; silence of twice the heartbeat ends it.
@@ -44,11 +45,12 @@ class ClientServiceServicer(metaclass=_abc_1.ABCMeta):
         stream that is refused has none. A client that ends its side leaves in order and gets OK. Otherwise the stream ends with a status that
         says what a WebSocket's close code says; the code itself is `close_code` in the metadata of its ErrorInfo:
 
-            UNAVAILABLE          4000 to 4004, and whatever broke  connect again, with full jitter and the delay of RetryInfo or GoAway
+            UNAVAILABLE          4000 to 4004, and whatever broke  connect again, with full jitter and the delay of RetryInfo or GoAway; 4002 also
+                                 where no hello came in time, for that may be the server's doing
             ABORTED              4500  the device connected elsewhere
             UNAUTHENTICATED      4501  the token is not valid, or not of the recipient whose token the call's metadata brought
             PERMISSION_DENIED    4502, 4505  the caller may not have a session, or not any more
-            INVALID_ARGUMENT     4503  a frame broke the protocol or has more than 64 KiB, or no hello came
+            INVALID_ARGUMENT     4503  a frame broke the protocol or has more than 64 KiB
             FAILED_PRECONDITION  4504  no common version
 
         UNAVAILABLE means connect again, anything else means do not. No deadline; silence of twice the heartbeat ends it.
