@@ -93,7 +93,10 @@ class RequestLog(Protocol):
         ...
 
     async def sweep(self, before: float, limit: int) -> int:
-        """Forgets at most `limit` requests begun before this time, oldest first; returns how many."""
+        """Forgets at most `limit` requests begun before this time, oldest first; returns how many.
+
+        A log that forgets each request by itself, `limits.REQUEST_LOG_S` after its last lease began, returns 0.
+        """
         ...
 
     async def close(self) -> None:

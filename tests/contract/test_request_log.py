@@ -10,7 +10,7 @@ import pytest
 
 from svc_ingest.limits import REQUEST_LEASE_S
 from svc_ingest.ports import Answer, Claim, Done, Fresh, Pending, RequestLog
-from tests.support.backends import Opener, request_log_backends
+from tests.support.backends import Opener, request_log_backends, swept_request_log_backends
 
 NOW = 1_700_000_000.0
 DIGEST = b"d" * 32
@@ -30,6 +30,14 @@ async def log(opener: Opener[RequestLog]) -> AsyncIterator[RequestLog]:
     """An empty log of each kind."""
     async with opener() as opened:
         yield opened
+
+
+@pytest.fixture(params=swept_request_log_backends())
+async def swept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RequestLog]:
+    """An empty log of each kind that does not forget by itself."""
+    opened: Opener[RequestLog] = request.param(tmp_path)
+    async with opened() as log:
+        yield log
 
 
 def claim(
@@ -168,25 +176,32 @@ async def test_parallel_claims_have_one_winner(log: RequestLog) -> None:
     assert known.count(Pending(REQUEST_LEASE_S)) == 49
 
 
-async def test_sweep_forgets_the_oldest_within_its_limit(log: RequestLog) -> None:
+async def test_sweep_forgets_the_oldest_within_its_limit(swept: RequestLog) -> None:
     """What began before the given time goes, oldest first; what is younger stays."""
     for number in range(6):
-        await log.begin([claim(number=number)], NOW + number * 100)
-    assert await log.sweep(NOW + 350, 3) == 3
-    assert await log.begin([claim("second", number=3)], NOW + 301) == [Pending(REQUEST_LEASE_S - 1)]
-    assert await log.sweep(NOW + 350, 3) == 1
-    assert await log.sweep(NOW + 350, 3) == 0
-    known = await log.begin([claim("second", number=number, time_ms=5) for number in range(6)], NOW + 501)
+        await swept.begin([claim(number=number)], NOW + number * 100)
+    assert await swept.sweep(NOW + 350, 3) == 3
+    assert await swept.begin([claim("second", number=3)], NOW + 301) == [Pending(REQUEST_LEASE_S - 1)]
+    assert await swept.sweep(NOW + 350, 3) == 1
+    assert await swept.sweep(NOW + 350, 3) == 0
+    known = await swept.begin([claim("second", number=number, time_ms=5) for number in range(6)], NOW + 501)
     assert known == [Fresh(5)] * 4 + [Fresh(1_000), Pending(REQUEST_LEASE_S - 1)]
 
 
-async def test_a_request_taken_over_counts_as_young(log: RequestLog) -> None:
+async def test_a_request_taken_over_counts_as_young(swept: RequestLog) -> None:
     """The age of a request is that of its last lease, and it does not stop the sweep of others."""
+    await swept.begin([claim(number=1)], NOW)
+    await swept.begin([claim(number=2)], NOW + 1)
+    await swept.begin([claim("second", number=1)], NOW + 500)
+    assert await swept.sweep(NOW + 100, 1) == 1
+    assert await swept.begin([claim("third", number=1)], NOW + 501) == [Pending(REQUEST_LEASE_S - 1)]
+
+
+async def test_sweep_leaves_what_is_young(log: RequestLog) -> None:
+    """Nobody loses a request that began after the given time."""
     await log.begin([claim(number=1)], NOW)
-    await log.begin([claim(number=2)], NOW + 1)
-    await log.begin([claim("second", number=1)], NOW + 500)
-    assert await log.sweep(NOW + 100, 1) == 1
-    assert await log.begin([claim("third", number=1)], NOW + 501) == [Pending(REQUEST_LEASE_S - 1)]
+    assert await log.sweep(NOW - 1, 10) == 0
+    assert await log.begin([claim("second", number=1)], NOW + 1) == [Pending(REQUEST_LEASE_S - 1)]
 
 
 async def test_everything_is_there_after_a_restart(opener: Opener[RequestLog]) -> None:

@@ -6,6 +6,7 @@ A new adapter is one line here.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -90,7 +91,41 @@ def postgres_wishes(data_dir: Path, limits: LogLimits | None = None, url: str = 
 
 def request_log_backends() -> list[Any]:
     """Factories of request logs: data_dir → an opener."""
+    return [
+        *swept_request_log_backends(),
+        pytest.param(_redis_request_log("redis"), id="redis", marks=pytest.mark.engines),
+        pytest.param(_redis_request_log("redis_cluster"), id="redis-cluster", marks=pytest.mark.engines),
+    ]
+
+
+def swept_request_log_backends() -> list[Any]:
+    """Factories of request logs that forget when they are swept, not by themselves."""
     return [pytest.param(_sqlite_request_log, id="sqlite")]
+
+
+def _redis_request_log(engine: str) -> Callable[[Path], Opener[RequestLog]]:
+    def factory(data_dir: Path) -> Opener[RequestLog]:
+        from svc_ingest.store import open_store
+
+        url = fresh_redis(engine)
+
+        @asynccontextmanager
+        async def opener() -> AsyncIterator[RequestLog]:
+            log = open_store(url, data_dir)
+            await log.open()
+            try:
+                yield log
+            finally:
+                await log.close()
+
+        return opener
+
+    return factory
+
+
+def fresh_redis(engine: str) -> str:
+    """Returns the URL of an engine with a prefix that nobody has used."""
+    return f"{urls()[engine].rstrip('/')}/?prefix=test-{secrets.token_hex(6)}"
 
 
 def _sqlite_request_log(data_dir: Path) -> Opener[RequestLog]:
