@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from heliograph.gateway.v1 import gateway_service_pb2 as pb
 from heliograph.type.v1 import envelope_pb2
@@ -17,8 +18,10 @@ from mesh.telemetry import logger
 from svc_delivery.links import Link
 from svc_delivery.ports import NodeAddress, Presence
 
-# Recipients that may wait for nodes without a link, for the time of one look at the list.
+# Recipients that may wait for nodes without a link, until the list was read.
 _LARGEST_EARLY = 10_000
+
+_Early: TypeAlias = dict[str, tuple[list[pb.Delivery], list[pb.Change]]]
 
 
 class Links:
@@ -42,7 +45,7 @@ class Links:
         self._log = logger()
         self._links: dict[str, tuple[Link, asyncio.Task[None]]] = {}
         # What is for nodes that presence names and that the list did not show yet.
-        self._early: dict[str, tuple[list[pb.Delivery], list[pb.Change]]] = {}
+        self._early: _Early = {}
         self._early_count = 0
         self._wake = asyncio.Event()
 
@@ -77,13 +80,16 @@ class Links:
             while True:
                 self._wake.clear()
                 # What comes while the list is read may be for a node that it does not show yet.
-                early, self._early, self._early_count = self._early, {}, 0
+                early, count, self._early = self._early, self._early_count, {}
                 try:
                     nodes = await self._presence.nodes()
                 except Failure as failure:
                     self._log.warning("nodes_not_listed", reason=failure.reason, error=failure.message)
+                    # Nothing brings a change of marks again at once: it waits on, in its order.
+                    self._give_back(early)
                     await asyncio.sleep(self._poll)
                     continue
+                self._early_count -= count
                 await self._follow(nodes, group)
                 for node_id, (deliveries, changes) in early.items():
                     # A node that is not listed is gone again, and its sessions with it.
@@ -101,9 +107,16 @@ class Links:
         self._wake.set()
         return self._early.setdefault(node_id, ([], []))
 
+    def _give_back(self, early: _Early) -> None:
+        since, self._early = self._early, early
+        for node_id, (deliveries, changes) in since.items():
+            waiting = self._early.setdefault(node_id, ([], []))
+            waiting[0].extend(deliveries)
+            waiting[1].extend(changes)
+
     async def _follow(self, nodes: Sequence[NodeAddress], group: asyncio.TaskGroup) -> None:
         listed = {node.node_id: node for node in nodes}
-        left: dict[str, tuple[list[pb.Delivery], list[pb.Change]]] = {}
+        left: _Early = {}
         for node_id in [node_id for node_id, (link, _) in self._links.items() if listed.get(node_id) != link.node]:
             link, task = self._links.pop(node_id)
             task.cancel()

@@ -1,6 +1,7 @@
-"""Leaving service in order: no new sessions, no new deliveries, a goodbye, the last acks, the end.
+"""Leaving service in order: no new sessions, a goodbye, no new deliveries once nobody is left, the last acks, the end.
 
-Must not wait without a limit: the app bounds each step. Steps 6 and 10 of one notification (`architecture.md` §3).
+Until it has left, a session gets what is live: its client is on its way, and not gone. Must not wait without a limit:
+the app bounds each step. Steps 6 and 10 of one notification (`architecture.md` §3).
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ class Drain:
         self._lease.draining = True
         self._presence.renew_at_once()
         await self._listener.close()
-        self._lease.left = True
-        self._links.drain()
         self._gateway.go_away(self._grace, self._grace)
         await _until(lambda: self._gateway.sessions.count == 0, self._grace)
+        self._lease.left = True
+        self._links.drain()
         self._gateway.close_all()
 
     async def hand_back(self) -> None:

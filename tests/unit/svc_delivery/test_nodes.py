@@ -177,6 +177,25 @@ async def test_what_comes_before_its_nodes_link_waits_for_it(run_dir: Path) -> N
             assert nodes.presence.listings == 2
 
 
+async def test_what_waits_for_a_link_outlasts_a_silent_presence(nodes: Nodes, run_dir: Path) -> None:
+    """The list cannot be read for a while: what is set aside waits on, in its order, and so much of it as ever."""
+    nodes.presence.failure = Unavailable("no presence", reason="PEER_UNAVAILABLE")
+    async with two_ends(run_dir) as (first, _), running(nodes.links.run):
+        for number in (1, 2):
+            assert nodes.offer("gw-a-0", number)
+            assert nodes.links.change("gw-a-0", pb.Change(recipient_key=f"acme/r{number}"))
+            listings = nodes.presence.listings
+            await until(lambda seen=listings: nodes.presence.listings >= seen + 3)  # type: ignore[misc]  # bound now
+        assert nodes.links.offer("gw-a-0", make_envelope(3), ["acme/r"] * 9_996)
+        assert not nodes.links.change("gw-a-0", pb.Change(recipient_key="acme/too-many"))
+        nodes.presence.listed, nodes.presence.failure = [FIRST], None
+        await until(lambda: len(events(first)) >= 2 and len(first.changes) == 2)
+        assert events(first)[:2] == [id_of(1), id_of(2)]
+        assert [one.recipient_key for one in first.changes] == ["acme/r1", "acme/r2"]
+        # There is room again.
+        assert nodes.offer("gw-b-0", 4)
+
+
 async def test_what_comes_for_no_node_is_bounded_and_dropped(nodes: Nodes) -> None:
     """A node that the list does not show either is gone again; until then only so much waits for it."""
     assert nodes.links.offer("gw-x-0", make_envelope(1), ["acme/r"] * 9_999)

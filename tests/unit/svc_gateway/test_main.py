@@ -204,9 +204,9 @@ async def test_a_full_node_says_when_to_come_back(node: Node) -> None:
 
 
 async def test_a_drain_says_goodbye_stores_the_last_acks_and_leaves_presence(node: Node) -> None:
-    """Sessions are told, links refuse what comes, marks are stored, entries are gone."""
+    """Sessions are told and get what is live until they have left; then links refuse, marks are stored, all is gone."""
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(node.running())
+        await stack.enter_async_context(node.running("--drain-grace=1.0"))
         link = await stack.enter_async_context(node.link(stores=False))
         device = await stack.enter_async_context(node.device())
         await link.result(link.offer(delivery_of(id_of(1), ALICE)))
@@ -214,13 +214,20 @@ async def test_a_drain_says_goodbye_stores_the_last_acks_and_leaves_presence(nod
         number = await device.mark(MarkKind.MARK_KIND_RECEIVED, id_of(1))
         await until(lambda: bool(link.mark_batches), 5.0, "the mark has arrived")
         node.app.request_stop("drain")
-        await until(lambda: link.drained, 5.0, "the link is drained")
-        result = await link.result(link.offer(delivery_of(id_of(2), ALICE)))
-        assert [one.kind for one in result.refusals] == [pb.REFUSAL_KIND_DRAINING]
+        await until(lambda: any(frame.HasField("go_away") for frame in device.frames), 5.0, "the session is told")
+        assert not (await link.result(link.offer(delivery_of(id_of(2), ALICE)))).refusals
+        await device.has(id_of(2))
         link.send(stored=pb.MarksStored(sequence=link.mark_batches[-1].sequence))
         await device.has_confirmed(number)
-        assert any(frame.go_away.reason == "DRAINING" for frame in device.frames if frame.HasField("go_away"))
+        assert not link.drained
+        await device.mark(MarkKind.MARK_KIND_RECEIVED, id_of(2))
         assert await device.is_closed() == 4001
+        assert any(frame.go_away.reason == "DRAINING" for frame in device.frames if frame.HasField("go_away"))
+        await until(lambda: link.drained, 5.0, "the link is drained")
+        result = await link.result(link.offer(delivery_of(id_of(3), ALICE)))
+        assert [one.kind for one in result.refusals] == [pb.REFUSAL_KIND_DRAINING]
+        await until(lambda: len(link.mark_batches) == 2, 5.0, "the last mark has arrived")
+        link.send(stored=pb.MarksStored(sequence=link.mark_batches[-1].sequence))
 
         async def gone() -> bool:
             return not await node.present(ALICE)
