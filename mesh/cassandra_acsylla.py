@@ -36,6 +36,12 @@ _CONNECT_TIMEOUT: Final = 5.0
 _HEARTBEAT: Final = 5
 _IDLE_TIMEOUT: Final = 8
 _PAGE: Final = 1_000
+# Certificate and address: its own name for this means the certificate alone.
+_VERIFY: Final = 0x01 | 0x02
+# It reconnects by itself, but gives a node up for good whose certificate, credentials or keyspace were wrong once. So
+# when nothing has been connected for so long, a session of its own is begun each second.
+_LOST: Final = 3.0
+_LOOK: Final = 1.0
 _BEGIN_CERTIFICATE: Final = "-----BEGIN CERTIFICATE-----"
 
 # What binding raises when a value does not fit into its column.
@@ -90,15 +96,17 @@ async def open_acsylla(url: EngineUrl, *, keyspace: str | None, timeout: float) 
     except BaseException:
         await _close(cluster, session)
         raise
-    return AcsyllaSession(cluster, session, datacenter=url.options.get("datacenter") or datacenter, timeout=timeout)
+    datacenter = url.options.get("datacenter") or datacenter
+    return AcsyllaSession(cluster, session, keyspace=keyspace, datacenter=datacenter, timeout=timeout)
 
 
 class AcsyllaSession:
     """Implements `mesh.cassandra.Session`."""
 
-    def __init__(self, cluster: Any, session: Any, *, datacenter: str, timeout: float) -> None:
+    def __init__(self, cluster: Any, session: Any, *, keyspace: str | None, datacenter: str, timeout: float) -> None:
         self._cluster = cluster
         self._session = session
+        self._keyspace = keyspace
         self._datacenter = datacenter
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
@@ -106,6 +114,7 @@ class AcsyllaSession:
         self._preparing: dict[str, asyncio.Task[Any]] = {}
         self._turns = _Turns(timeout)
         self._closed = False
+        self._keeper = self._loop.create_task(self._keep_connected())
 
     @property
     def datacenter(self) -> str:
@@ -134,7 +143,22 @@ class AcsyllaSession:
         """See `Session`."""
         if not self._closed:
             self._closed = True
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
             await _close(self._cluster, self._session)
+
+    async def _keep_connected(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK)
+            if self.connected:
+                last = time.monotonic()
+            elif time.monotonic() - last > _LOST:
+                with contextlib.suppress(errors.CassException):
+                    fresh = await self._cluster.create_session(keyspace=self._keyspace)
+                    old, self._session = self._session, fresh
+                    self._prepared.clear()
+                    await old.close()
 
     async def _execute(self, text: str, values: Sequence[Value]) -> list[Row]:
         prepared = self._prepared.get(text) or await self._prepare(text)
@@ -239,12 +263,12 @@ def _cluster(url: EngineUrl, timeout: float) -> Any:
     if len(ports) > 1:
         raise StartError(f"{url.text}: this client needs the same port on every host; or use cassandra://")
     credentials = url.credentials()
-    return acsylla.create_cluster(
+    tls = _tls(url)
+    cluster = acsylla.create_cluster(
         [host.name for host in url.hosts],
         port=ports.pop(),
         username=credentials.name if credentials else None,
         password=credentials.password if credentials else None,
-        **_tls(url),
         # Its own lines are one an attempt, and go to stderr unless somebody takes them.
         log_level="disabled",
         logging_callback=_drop,
@@ -265,11 +289,15 @@ def _cluster(url: EngineUrl, timeout: float) -> Any:
         load_balance_round_robin=True,
         load_balance_dc_aware=url.options.get("datacenter"),
     )
+    if tls is not None:
+        cluster.set_ssl(True, *tls, _VERIFY)
+    return cluster
 
 
-def _tls(url: EngineUrl) -> Mapping[str, Any]:
+def _tls(url: EngineUrl) -> tuple[str | None, str | None, str, str] | None:
+    """Returns certificate, key, the key's password and the trusted root, as texts."""
     if url.tls() is None:
-        return {}
+        return None
     ca, cert, key = (url.options.get(name, "") for name in ("ca", "cert", "key"))
     if not ca:
         raise StartError(
@@ -278,14 +306,7 @@ def _tls(url: EngineUrl) -> Mapping[str, Any]:
     root = _text(ca)
     if root.count(_BEGIN_CERTIFICATE) != 1:
         raise StartError(f"{url.text}: ca={ca}: this client takes exactly one certificate; or use cassandra://")
-    return {
-        "ssl_enabled": True,
-        "ssl_trusted_cert": root,
-        "ssl_cert": _text(cert) if cert else None,
-        "ssl_private_key": _text(key) if key else None,
-        # Nodes are found by address, so their certificates name addresses.
-        "ssl_verify_flags": acsylla.SSLVerifyFlags.PEER_IDENTITY,
-    }
+    return _text(cert) if cert else None, _text(key) if key else None, "", root
 
 
 def _text(path: str) -> str:
