@@ -199,7 +199,7 @@ class Session:
 
 
 async def connect(place: Place, *, database: str = "") -> Session:
-    """Opens one connection without limits of time for its statements; it may be to a standby.
+    """Opens one connection without limits of time for its statements: to the primary, else to any that answers.
 
     Args:
         place: where.
@@ -214,7 +214,10 @@ async def connect(place: Place, *, database: str = "") -> Session:
     if database:
         words["database"] = database
     with _translated(where, sent=False):
-        connection = await asyncpg.connect(**words, target_session_attrs="any")
+        try:
+            connection = await asyncpg.connect(**words, target_session_attrs="primary")
+        except asyncpg.exceptions.TargetServerAttributeNotMatched:
+            connection = await asyncpg.connect(**words, target_session_attrs="any")
     return Session(connection, where)
 
 
