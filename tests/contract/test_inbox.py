@@ -6,14 +6,14 @@ import asyncio
 import itertools
 import random
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from svc_delivery.ports import AckLevel, Body, DecisionWrite, Inbox, MarkOutcome, MarkWrite, RowState
 from svc_delivery.store import InboxStore
-from tests.support.backends import Opener, inbox_backends
+from tests.support.backends import InboxOpener, Opener, inbox_backends, swept_inbox_backends
 from tests.support.inbox import ALICE, BASE_MS, BOB, DAY_US, NOW_US, make_id, make_key, make_row, numbers
 
 
@@ -22,6 +22,13 @@ async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener[Inbox
     """Opens the same store again and again."""
     opened: Opener[InboxStore] = request.param(tmp_path)
     return opened
+
+
+@pytest.fixture(params=swept_inbox_backends())
+async def swept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Inbox]:
+    """An empty inbox of each kind that forgets when it is swept."""
+    async with request.param(tmp_path)() as store:
+        yield store.inbox
 
 
 @pytest.fixture
@@ -217,8 +224,9 @@ async def test_writes_trim_without_any_reader(opener: Opener[InboxStore]) -> Non
         assert (await store.inbox.states([make_key(0)]))[0] is None
 
 
-async def test_sweeping_removes_what_is_over_and_nothing_else(inbox: Inbox) -> None:
+async def test_sweeping_removes_what_is_over_and_nothing_else(swept: Inbox) -> None:
     """Rows have ninety days after their last change, decisions thirty; the budget is kept."""
+    inbox = swept
     await inbox.write([make_row(number) for number in range(10)], stamp=NOW_US)
     await inbox.write([make_row(20)], stamp=NOW_US + DAY_US, decisions=[decision(NOW_US + 70 * DAY_US)])
     await mark(inbox, 3, stamp=NOW_US + 5 * DAY_US, read=True)
@@ -387,18 +395,18 @@ async def test_the_epoch_belongs_to_the_store(opener: Opener[InboxStore], tmp_pa
         assert await shown(store.inbox) == [1]
 
 
-async def test_two_stores_have_two_epochs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", inbox_backends())
+async def test_two_stores_have_two_epochs(make: Callable[[Path], InboxOpener], tmp_path: Path) -> None:
     """A cursor of one store is foreign to another."""
-    for backend in inbox_backends():
-        make = backend.values[0]
-        async with make(tmp_path / "first")() as one, make(tmp_path / "second")() as other:
-            assert one.inbox.epoch != other.inbox.epoch
+    async with make(tmp_path / "first")() as one, make(tmp_path / "second")() as other:
+        assert one.inbox.epoch != other.inbox.epoch
 
 
-async def test_what_was_answered_survives_a_kill(opener: Opener[InboxStore], tmp_path: Path) -> None:
+async def test_what_was_answered_survives_a_kill(opener: InboxOpener, tmp_path: Path) -> None:
     """After SIGKILL of the writing process every row and follow-up whose write had returned is there."""
     root = Path(__file__).parents[2]
-    arguments = ("-m", "tests.support.inbox", "sqlite:///inbox.db", str(tmp_path))
+    async with opener():
+        arguments = ("-m", "tests.support.inbox", opener.url, str(tmp_path))
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, cwd=root)
     assert process.stdout is not None
     for _ in range(40):

@@ -12,10 +12,11 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pytest
 
+from mesh.clock import ManualClock
 from svc_delivery.store import InboxStore
 from svc_delivery.store import open_store as open_inbox
 from svc_ingest.ports import RequestLog
@@ -24,6 +25,7 @@ from svc_prefs.store import WishStore
 from svc_prefs.store import open_store as open_wishes
 from svc_presence.ports import PresenceStore
 from tests.support.engines import urls
+from tests.support.kafka_lanes import kafka_lane
 from tests.support.lanes import sqlite_lane
 
 S = TypeVar("S")
@@ -33,19 +35,38 @@ Opener: TypeAlias = Callable[[], AbstractAsyncContextManager[S]]
 
 def lane_backends() -> list[Any]:
     """Factories of empty lanes: (data_dir, run_dir) → a `tests.support.lanes.LaneCase`."""
-    return [pytest.param(sqlite_lane, id="sqlite")]
+    return [pytest.param(sqlite_lane, id="sqlite"), pytest.param(kafka_lane, id="kafka", marks=pytest.mark.engines)]
 
 
 def presence_backends() -> list[Any]:
     """Factories of empty presence stores."""
-    return [pytest.param(_memory_presence, id="memory")]
+    return [
+        pytest.param(_memory_presence, id="memory"),
+        pytest.param(_redis_presence("redis"), id="redis", marks=pytest.mark.engines),
+        pytest.param(_redis_presence("redis_cluster"), id="redis-cluster", marks=pytest.mark.engines),
+    ]
 
 
 @asynccontextmanager
 async def _memory_presence() -> AsyncIterator[PresenceStore]:
     from svc_presence.store import open_store
 
-    yield open_store("memory://", lease=15.0)
+    yield open_store("memory://", lease=15.0, clock=ManualClock())
+
+
+def _redis_presence(engine: str) -> Opener[PresenceStore]:
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[PresenceStore]:
+        from svc_presence.store import open_store
+
+        store = open_store(fresh_redis(engine), lease=15.0, clock=ManualClock())
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return opener
 
 
 def wish_backends() -> list[Any]:
@@ -143,14 +164,46 @@ def _sqlite_request_log(data_dir: Path) -> Opener[RequestLog]:
     return opener
 
 
+class InboxOpener(Protocol):
+    """Opens the same store of delivery again and again."""
+
+    @property
+    def url(self) -> str:
+        """Where it is; known once it was open."""
+        ...
+
+    def __call__(self) -> AbstractAsyncContextManager[InboxStore]:
+        """Opens it."""
+        ...
+
+
 def inbox_backends() -> list[Any]:
     """Inbox stores: data_dir → an opener."""
-    return [pytest.param(_sqlite_inbox, id="sqlite")]
+    return [
+        *swept_inbox_backends(),
+        pytest.param(_cassandra_inbox("cassandra"), id="cassandra", marks=pytest.mark.engines),
+    ]
+
+
+def swept_inbox_backends() -> list[Any]:
+    """Inbox stores that forget when they are swept, not by themselves."""
+    return [pytest.param(SqliteInboxOpener, id="sqlite")]
+
+
+def _cassandra_inbox(client: str) -> Callable[[Path], Opener[Any]]:
+    def factory(data_dir: Path) -> Opener[Any]:
+        from tests.support.cassandra import CassandraOpener
+
+        return CassandraOpener(client, data_dir)
+
+    return factory
 
 
 def poisoned_inbox_backends() -> list[Any]:
     """Inbox stores that can be made to refuse some rows: data_dir → an opener and what makes it refuse."""
-    return [pytest.param(lambda data_dir: (_sqlite_inbox(data_dir), SqlitePoison(data_dir / "inbox.db")), id="sqlite")]
+    return [
+        pytest.param(lambda data_dir: (SqliteInboxOpener(data_dir), SqlitePoison(data_dir / "inbox.db")), id="sqlite")
+    ]
 
 
 class SqlitePoison:
@@ -176,14 +229,20 @@ class SqlitePoison:
             connection.commit()
 
 
-def _sqlite_inbox(data_dir: Path) -> Opener[InboxStore]:
+class SqliteInboxOpener:
+    """Opens the store of a file again and again."""
+
+    url = "sqlite:///inbox.db"
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+
     @asynccontextmanager
-    async def opener() -> AsyncIterator[InboxStore]:
-        store = open_inbox("sqlite:///inbox.db", data_dir)
+    async def __call__(self) -> AsyncIterator[InboxStore]:
+        """Opens it; one at a time."""
+        store = open_inbox(self.url, self._data_dir)
         await store.open()
         try:
             yield store
         finally:
             await store.close()
-
-    return opener

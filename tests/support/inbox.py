@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mesh.ids import derive_id
-from svc_delivery.ports import FollowUpWrite, RowKey, RowState, RowWrite
+from svc_delivery.ports import FollowUpWrite, Inbox, RowKey, RowState, RowWrite
 from svc_delivery.store import open_store
 
 BASE_MS = 1_700_000_000_000
@@ -45,13 +47,34 @@ def numbers(rows: tuple[RowState, ...] | list[RowState]) -> list[int]:
     return [int.from_bytes(row.notification_id[:6], "big") - BASE_MS for row in rows]
 
 
-async def write_until_killed(url: str, data_dir: Path) -> None:
-    """Writes one row and one follow-up after the other, printing each number when its write has returned."""
+@asynccontextmanager
+async def opened(url: str, data_dir: Path) -> AsyncIterator[Inbox]:
+    """Opens the inbox of a URL, with what keeps its follow-ups."""
+    if url.startswith("cassandra"):
+        from mesh.cassandra import parse
+        from tests.support.cassandra import opened as opened_keyspace
+
+        async with opened_keyspace(parse("tests", url), data_dir) as engine:
+            yield engine.inbox
+        return
     store = open_store(url, data_dir)
     await store.open()
+    try:
+        yield store.inbox
+    finally:
+        await store.close()
+
+
+async def write_until_killed(url: str, data_dir: Path) -> None:
+    """Writes one row and one follow-up after the other, printing each number when its write has returned."""
+    async with opened(url, data_dir) as inbox:
+        await _write(inbox)
+
+
+async def _write(inbox: Inbox) -> None:
     for number in range(100_000):
         follow_up = FollowUpWrite(number, b"follow-up %d" % number)
-        await store.inbox.write([make_row(number)], stamp=NOW_US + number, follow_up=follow_up)
+        await inbox.write([make_row(number)], stamp=NOW_US + number, follow_up=follow_up)
         print(number, flush=True)
 
 
