@@ -14,11 +14,12 @@ from heliograph.type.v1.notification_pb2 import PRIORITY_NORMAL as NORMAL
 from svc_delivery.ports import FollowUps, FollowUpWrite
 from svc_delivery.ports_dead_letters import DeadLetterRecord
 from svc_delivery.store import InboxStore
-from tests.support.backends import Opener, inbox_backends
+from tests.support.backends import Opener
+from tests.support.follow_ups import follow_up_backends
 from tests.support.inbox import ALICE, NOW_US, make_row
 
 
-@pytest.fixture(params=inbox_backends())
+@pytest.fixture(params=follow_up_backends())
 async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener[InboxStore]:
     """Opens the same store again and again."""
     opened: Opener[InboxStore] = request.param(tmp_path)

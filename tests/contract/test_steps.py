@@ -1,4 +1,4 @@
-"""What every store of steps and suspects promises; see `ports_channels.Steps` and `ports_dead_letters.Suspects`."""
+"""What every store of steps promises; see `svc_delivery.ports_channels.Steps`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from svc_delivery.ports import FollowUpWrite
 from svc_delivery.ports_channels import StepCell
 from svc_delivery.store import InboxStore
 from tests.support.backends import Opener, inbox_backends
@@ -76,19 +75,3 @@ async def test_a_forgotten_step_has_no_cells(store: InboxStore) -> None:
     await store.steps.forget(make_key(1), 2)
     await store.steps.forget(make_key(1), 2)
     assert [(cell.step_index, cell.attempt_number) for cell in await cells(store)] == [(3, 1), (3, 2)]
-
-
-async def test_only_an_end_without_order_leaves_suspects(opener: Opener[InboxStore]) -> None:
-    """A store that was closed knows of no crash; counts of a record survive until it is cleared or gone."""
-    async with opener() as store:
-        assert not store.suspects.after_crash
-        await store.inbox.write([], stamp=NOW_US, follow_up=FollowUpWrite(NOW_US, b"record"))
-        (record,) = await store.follow_ups.due(NOW_US, 1)
-        assert [await store.suspects.name(record.record_id) for _ in range(3)] == [0, 1, 2]
-        await store.suspects.name(record.record_id + 1)
-    async with opener() as store:
-        assert not store.suspects.after_crash
-        assert await store.suspects.name(record.record_id) == 3
-        assert await store.suspects.name(record.record_id + 1) == 0
-        await store.suspects.clear(record.record_id)
-        assert await store.suspects.name(record.record_id) == 0
