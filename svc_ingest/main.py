@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from heliograph.access.v1 import access_pb2
@@ -13,6 +14,7 @@ from mesh.app import App, StartError, run
 from mesh.lanes import open_writer
 from mesh.server import Server
 from mesh.sqlite import Reader, file_of
+from mesh.stores import StoreAdmin
 from mesh.tokens import TokenVerifier
 from svc_ingest import registry
 from svc_ingest.gate import Gate
@@ -21,7 +23,7 @@ from svc_ingest.overload import Limits
 from svc_ingest.record import LANES
 from svc_ingest.service import IngestServicer
 from svc_ingest.settings import IngestSettings
-from svc_ingest.store import open_store
+from svc_ingest.store import admins, open_store
 from svc_ingest.watch import Watch
 from svc_ingest.worker import Sweep
 
@@ -81,6 +83,7 @@ def wire(app: App, settings: IngestSettings) -> None:
         categories=len(registries.default_priorities),
         producers=len(registries.grants),
     )
+    app.dependencies.watch("request_log", settings.request_log_url, log)
     app.resource("request_log", log.open, log.close)
     app.resource("positions", positions.open, positions.close)
     for name, lane in lanes.items():
@@ -93,6 +96,11 @@ def wire(app: App, settings: IngestSettings) -> None:
     app.supervise("sweep", Sweep(log=log, lanes=lanes, clock=app.clock, metrics=metrics).run)
     watch = Watch(gate=gate, lanes=lanes, count_calls=server.count_calls, clock=app.clock, metrics=metrics)
     app.supervise("watch", watch.run)
+
+
+def stores(settings: IngestSettings) -> Sequence[StoreAdmin]:
+    """Returns what looks after the stores that these settings name; embedded ones need nobody."""
+    return admins(settings.request_log_url)
 
 
 def limits_of(settings: IngestSettings) -> Limits:

@@ -19,7 +19,10 @@ class IngestSettings(ServiceSettings):
         "sqlite:///lanes", description="event lanes: sqlite:///FOLDER, below data_dir unless absolute"
     )
     request_log_url: str = Field(
-        "sqlite:///requests.db", description="request log: sqlite:///FILE, below data_dir unless absolute"
+        "sqlite:///requests.db",
+        description="request log: sqlite:///FILE, below data_dir unless absolute, or Redis: "
+        "redis://HOST:PORT/DATABASE?prefix=NAME, redis+cluster://HOST:PORT,HOST:PORT/, "
+        "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE",
     )
     categories_file: Path = Field(
         Path("deploy/categories.toml"), description="TOML file with the registry of categories"
