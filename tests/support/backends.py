@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import pytest
 
@@ -164,6 +164,10 @@ def _sqlite_request_log(data_dir: Path) -> Opener[RequestLog]:
     return opener
 
 
+# The clients of Cassandra and their schemes.
+CASSANDRA_CLIENTS: Final = {"cassandra": "cassandra", "acsylla": "cassandra+acsylla"}
+
+
 class InboxOpener(Protocol):
     """Opens the same store of delivery again and again."""
 
@@ -179,15 +183,20 @@ class InboxOpener(Protocol):
 
 def inbox_backends() -> list[Any]:
     """Inbox stores: data_dir → an opener."""
-    return [
-        *swept_inbox_backends(),
-        pytest.param(_cassandra_inbox("cassandra"), id="cassandra", marks=pytest.mark.engines),
-    ]
+    return [*swept_inbox_backends(), *expiring_inbox_backends()]
 
 
 def swept_inbox_backends() -> list[Any]:
     """Inbox stores that forget when they are swept, not by themselves."""
     return [pytest.param(SqliteInboxOpener, id="sqlite")]
+
+
+def expiring_inbox_backends() -> list[Any]:
+    """Inbox stores that forget by themselves."""
+    return [
+        pytest.param(_cassandra_inbox(scheme), id=client, marks=pytest.mark.engines)
+        for client, scheme in CASSANDRA_CLIENTS.items()
+    ]
 
 
 def _cassandra_inbox(client: str) -> Callable[[Path], Opener[Any]]:
@@ -203,7 +212,10 @@ def poisoned_inbox_backends() -> list[Any]:
     """Inbox stores that can be made to refuse some rows: data_dir → an opener and what makes it refuse."""
     return [
         pytest.param(lambda data_dir: (SqliteInboxOpener(data_dir), SqlitePoisoner(data_dir)), id="sqlite"),
-        pytest.param(_cassandra_poisoned("cassandra"), id="cassandra", marks=pytest.mark.engines),
+        *(
+            pytest.param(_cassandra_poisoned(scheme), id=client, marks=pytest.mark.engines)
+            for client, scheme in CASSANDRA_CLIENTS.items()
+        ),
     ]
 
 
