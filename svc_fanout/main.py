@@ -24,6 +24,7 @@ from svc_fanout.flight import Flight, Trace
 from svc_fanout.links import DispatchLink
 from svc_fanout.metrics import Metrics
 from svc_fanout.pacing import PIECE_RECIPIENTS, Pacing
+from svc_fanout.parked import Lane, ParkedRecords
 from svc_fanout.peers import GrpcPrefs
 from svc_fanout.planner import Planner
 from svc_fanout.service import FanoutService
@@ -74,6 +75,7 @@ class _Wiring:
             poll_interval=settings.poll_interval,
         )
         self.readers: dict[str, LaneReader] = {}
+        self.lanes: dict[str, Lane] = {}
         self.workers: list[LaneWorker | SliceWorker] = []
         self.turn = asyncio.Lock()
         self.pacing = Pacing()
@@ -97,7 +99,7 @@ class _Wiring:
             telemetry=app.telemetry,
             clock=app.clock,
         )
-        servicer = FanoutService(self.readers)
+        servicer = FanoutService(self.readers, ParkedRecords(self.lanes, app.clock))
         server.add(fanout_service_pb2_grpc.add_FanoutServiceServicer_to_server, servicer, descriptor)
         app.log.info(
             "store_chosen",
@@ -134,6 +136,8 @@ class _Wiring:
             slice_size=settings.slice_size,
             trace=self.trace,
         )
+        self.lanes[lane] = Lane(flight.reader, writer, planner.plan_again)
+        self.lanes[f"slices-{lane}"] = Lane(slice_flight.reader, writer, None)
         worker = LaneWorker(
             flight=flight,
             planner=planner,
