@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from heliograph.access.v1 import access_pb2
@@ -13,9 +13,18 @@ from mesh.access import read_access
 from mesh.app import App, StartError, run
 from mesh.channel import Channels
 from mesh.errors import Failure
-from mesh.lanes import LaneReader, LaneWriter, open_reader, open_writer, position_migrations
+from mesh.lanes import (
+    LaneReader,
+    LaneWriter,
+    is_embedded,
+    lane_stores,
+    open_reader,
+    open_writer,
+    position_migrations,
+)
 from mesh.server import Server
 from mesh.sqlite import Writer, file_of
+from mesh.stores import StoreAdmin, require_all
 from mesh.telemetry import path_tracer
 from svc_fanout import registry
 from svc_fanout.batching import LARGEST_BATCH_RECIPIENTS
@@ -58,7 +67,10 @@ class _Wiring:
         self.categories = _read_registry(settings.categories_file)
         self.metrics = Metrics(app.telemetry)
         self.trace = path_tracer() if settings.trace_log else None
-        self.positions = Writer(file_of(settings.positions_url, settings.data_dir), migrations=position_migrations())
+        self.positions: Writer | None = None
+        if is_embedded(settings.lanes_url):
+            path = file_of(settings.positions_url, settings.data_dir)
+            self.positions = Writer(path, migrations=position_migrations())
         self.channels = Channels(
             service=settings.service,
             process=settings.process,
@@ -82,10 +94,14 @@ class _Wiring:
 
     def wire(self) -> None:
         app, settings = self.app, self.settings
-        app.resource("positions", self.positions.open, self.positions.close)
+        if self.positions is not None:
+            app.resource("positions", self.positions.open, self.positions.close)
+        admins = stores(settings)
+        app.resource("lanes", lambda: require_all(admins), None)
         app.resource("channels", None, self.channels.close)
         for lane, priority in _PRIORITIES.items():
             self._wire_lane(lane, priority)
+        app.dependencies.watch("lanes", settings.lanes_url, next(iter(self.readers.values())))
         app.supervise("wishes", self.wishes.run)
         app.on_drain("workers", self._drain)
         descriptor = fanout_service_pb2.DESCRIPTOR.services_by_name["FanoutService"]
@@ -223,6 +239,12 @@ class _Wiring:
                 self.metrics.lag[lane].set(lag.record_count)
                 self.metrics.lag_age[lane].set(lag.oldest_age)
             await asyncio.sleep(_LAG_INTERVAL)
+
+
+def stores(settings: FanoutSettings) -> Sequence[StoreAdmin]:
+    """Returns what looks after the stores that these settings name; embedded ones need nobody."""
+    names = [name for lane in _PRIORITIES for name in (lane, f"slices-{lane}")]
+    return lane_stores(settings.lanes_url, names, reads=True)
 
 
 def _only_dispatched(trace: Trace | None) -> Trace | None:

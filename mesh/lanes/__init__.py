@@ -237,10 +237,6 @@ class LaneReader(Protocol):
         """Forgets a parked record, as `parked` returned it; durable on return. Doing it again changes nothing."""
         ...
 
-    async def unpark(self, record: Parked) -> None:
-        """Forgets a parked record, as `parked` returned it; durable on return. Doing it again changes nothing."""
-        ...
-
     async def note(self, position: int, note: bytes) -> None:
         """Keeps how far the work on a record has come, instead of what was noted before; durable on return.
 

@@ -284,13 +284,6 @@ class SqliteLaneReader:
         with _unavailable(self._name):
             await self._positions.submit(lambda connection: connection.execute(statement, row).rowcount)
 
-    async def unpark(self, record: Parked) -> None:
-        """Forgets a parked record; see the port."""
-        statement = "delete from parked where lane = ? and position = ? and park_time = ?"
-        row = (self._name, record.position, record.park_time)
-        with _unavailable(self._name):
-            await self._positions.submit(lambda connection: connection.execute(statement, row).rowcount)
-
     async def note(self, position: int, note: bytes) -> None:
         """Keeps how far the work on a record has come; see the port."""
         if not self._committed < position <= self._read:

@@ -322,28 +322,6 @@ async def test_a_parked_record_can_be_forgotten(lane: LaneCase) -> None:
     assert len(await reader.parked(10)) == 2
 
 
-async def test_a_parked_record_can_be_forgotten(lane: LaneCase) -> None:
-    """It alone is gone, also after a restart; what was forgotten may be parked again."""
-    writer, reader = await lane.writer(), await lane.reader()
-    await writer.append(records(0, 1))
-    found = await read_all(reader, 2)
-    for one in found:
-        await reader.park(one, "cut short")
-    first, second = await reader.parked(10)
-    await reader.unpark(first)
-    await reader.unpark(first)
-    assert await reader.parked(10) == [second]
-    reader = await lane.reader()
-    assert await reader.parked(10) == [second]
-    assert [one.position for one in await read_all(reader, 2)] == [one.position for one in found]
-    lane.clock.advance(1.0)
-    await reader.park(found[0], "once more")
-    assert [one.reason for one in await reader.parked(10)] == ["once more", "cut short"]
-    # The one that was forgotten had another time.
-    await reader.unpark(first)
-    assert len(await reader.parked(10)) == 2
-
-
 async def test_trim_removes_old_records_from_the_start(lane: LaneCase) -> None:
     """Records older than the time go, the others and the newest one stay, and numbers are not used again."""
     writer, reader = await lane.writer(), await lane.reader()
@@ -396,10 +374,14 @@ async def test_an_overtaken_reader_is_told(lane: LaneCase, *, reopened: bool) ->
     assert await writer.trim(lane.clock.wall()) == 30
     if reopened:
         reader = await lane.reader()
+
+    async def read_on() -> None:
+        while page := await reader.read(10, LONG):
+            found.extend(page)
+
     for _ in range(2):
         with pytest.raises(PositionLost) as caught:
-            while True:
-                found += await reader.read(10, LONG)
+            await read_on()
         assert caught.value.reason == "POSITION_LOST"
     assert values(found) == list(range(len(found)))
     assert len(found) < 30
