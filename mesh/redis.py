@@ -254,23 +254,26 @@ class Redis:
             if script is not None and any(answer.code == "NOSCRIPT" for _, answer in refusals):
                 await server.run([("SCRIPT", "LOAD", script.text)])
             for index, answer in refusals:
-                await self._go_on(server, index, asked[index].command, answer, replies)
+                reply = await self._go_on(server, asked[index].command, answer, script)
+                if not isinstance(reply, Refusal):
+                    replies[index] = reply
         except Lost as error:
             if error.sent and not repeat:
                 raise
             return _trouble(error)
         return str(refusals[0][1]) if refusals else ""
 
-    async def _go_on(
-        self, server: Server, index: int, command: Command, answer: Refusal, replies: dict[int, Reply]
-    ) -> None:
+    async def _go_on(self, server: Server, command: Command, answer: Refusal, script: Script | None) -> Reply:
         """Follows where a server points to for this once; raises when another try will not help."""
         if answer.code == "ASK" and answer.host is not None:
-            _, reply = await self._routes.at(answer.host).run([("ASKING",), command])
-            if not isinstance(reply, Refusal):
-                replies[index] = reply
-        elif answer.code not in _ELSEWHERE or (answer.code == "READONLY" and isinstance(self._routes, Single)):
+            target = self._routes.at(answer.host)
+            if script is not None:
+                await target.run([("SCRIPT", "LOAD", script.text)])
+            _, reply = await target.run([("ASKING",), command])
+            return reply
+        if answer.code not in _ELSEWHERE or (answer.code == "READONLY" and isinstance(self._routes, Single)):
             raise self._refused(server, answer)
+        return answer
 
     async def _refresh(self) -> None:
         try:

@@ -176,7 +176,7 @@ class Sentinel:
             self._primary = host
             await self._servers.keep({host})
             return
-        raise Lost("; ".join(str(error) for error in errors), wrong=all(error.wrong for error in errors))
+        raise Lost("; ".join(str(error) for error in errors), wrong=any(error.wrong for error in errors))
 
 
 class _Range(msgspec.Struct, frozen=True):
@@ -253,7 +253,7 @@ class Cluster:
             self._firsts = [one.first for one in self._ranges]
             await self._servers.keep({*(one.host for one in self._ranges), *self._first})
             return
-        raise Lost("; ".join(str(error) for error in errors), wrong=all(error.wrong for error in errors))
+        raise Lost("; ".join(str(error) for error in errors), wrong=any(error.wrong for error in errors))
 
 
 def _range(reply: Reply, asked: Host) -> _Range:
