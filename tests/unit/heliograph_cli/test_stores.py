@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from heliograph_cli import stores
@@ -18,6 +19,13 @@ from mesh.errors import StartError, Unavailable
 from mesh.stores import Finding
 
 State: TypeAlias = Literal["ok", "missing", "behind", "wrong"]
+
+
+@pytest.fixture(autouse=True)
+def _logs() -> Iterator[None]:
+    """The command says where logs go; the next test may say otherwise."""
+    yield
+    structlog.reset_defaults()
 
 
 class MemoryAdmin:
