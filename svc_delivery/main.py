@@ -25,6 +25,7 @@ from mesh.tokens import TokenVerifier
 from svc_delivery.caution import Caution
 from svc_delivery.channels import PlanWalker
 from svc_delivery.counts import Counts
+from svc_delivery.elsewhere import Elsewhere
 from svc_delivery.explain import Explainer
 from svc_delivery.links import Link
 from svc_delivery.marks import Marks
@@ -95,7 +96,17 @@ def wire(app: App, settings: DeliverySettings) -> None:
 
     epoch = round(app.clock.wall() * 1_000_000)
     links = Links(channels=channels, presence=presence, make_link=make_link, poll=settings.node_poll)
-    offers = Offers(presence=presence, nodes=links, settled=settled, metrics=metrics, limit=settings.link_queue)
+    elsewhere = Elsewhere(
+        follow_ups=store.follow_ups, metrics=metrics, now_us=lambda: round(app.clock.wall() * 1_000_000)
+    )
+    offers = Offers(
+        presence=presence,
+        nodes=links,
+        settled=settled,
+        metrics=metrics,
+        limit=settings.link_queue,
+        nobody_there=elsewhere.add,
+    )
     marks = Marks(writer=writer, counts=counts, changes=offers, stored=stored)
     wishes = Wishes(GrpcPrefs(channels))
     rows = Rows(writer=writer, follow_ups=store.follow_ups, wishes=wishes, metrics=metrics, now_us=counts.now_us)
@@ -187,6 +198,7 @@ def wire(app: App, settings: DeliverySettings) -> None:
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.supervise("links", links.run)
     app.supervise("offers", offers.run)
+    app.supervise("elsewhere", elsewhere.run)
     app.supervise("follow_ups", follow_ups.run)
     app.supervise("sweep", lambda: sweep(store.inbox, app.clock))
     app.supervise("sweep letters", lambda: sweep(store.dead_letters, app.clock, event="dead_letters_swept"))

@@ -29,6 +29,7 @@ from mesh.telemetry import Telemetry
 from mesh.times import set_micros
 from svc_delivery.caution import Caution
 from svc_delivery.channels import PlanWalker
+from svc_delivery.elsewhere import Elsewhere
 from svc_delivery.explain import Explainer
 from svc_delivery.metrics import Metrics
 from svc_delivery.offers import Offers
@@ -140,8 +141,14 @@ class Retrying:
         self.settled = Settled(keep=15.0)
         self.telemetry = Telemetry("delivery")
         self.metrics = Metrics(self.telemetry)
+        self.elsewhere = Elsewhere(follow_ups=store.follow_ups, metrics=self.metrics, now_us=self.now_us)
         self.offers = Offers(
-            presence=self.presence, nodes=self.nodes, settled=self.settled, metrics=self.metrics, limit=offer_limit
+            presence=self.presence,
+            nodes=self.nodes,
+            settled=self.settled,
+            metrics=self.metrics,
+            limit=offer_limit,
+            nobody_there=self.elsewhere.add,
         )
         self.writer = FreshWriter(inbox=self.inbox, stamper=Stamper(self.clock), limit=5.0, late=lambda: None)
         wishes = Wishes(self.prefs)
