@@ -69,6 +69,8 @@ class LaneFollowUps:
         self._appended = 0
         self._reading = asyncio.Lock()
         self._log = logger()
+        for one in lanes:
+            one.reader.on_leave(self.commit)
 
     # ------------------------------------------------------------ the port
 

@@ -6,13 +6,17 @@ Must not decide anything: it opens, closes and hands out.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from mesh.clock import Clock
 from mesh.errors import Failure
-from mesh.lanes import open_reader, open_writer, position_migrations
+from mesh.lanes import is_embedded, lane_stores, open_reader, open_writer, position_migrations
 from mesh.sqlite import Writer, file_of
+from mesh.stores import require
 from svc_delivery.ports import FollowUps, Inbox
 from svc_delivery.ports_channels import Steps
 from svc_delivery.ports_dead_letters import DeadLetters, Suspects
@@ -23,6 +27,20 @@ from svc_delivery.store.lane_suspects import LaneSuspects
 
 # Beside the embedded lanes: how far each was read.
 _POSITIONS = "retry-positions.db"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One of the stores that delivery's is made of.
+
+    Attributes:
+        setting: that chose it.
+        url: where it is; holds no secret.
+        store: its adapter.
+    """
+
+    setting: str
+    url: str
+    store: object
 
 
 class RowStore(Protocol):
@@ -56,22 +74,35 @@ class LaneStore:
     """Implements `InboxStore`; `open` before use, `close` at the end."""
 
     def __init__(
-        self, rows: RowStore, lanes_url: str, *, data_dir: Path, run_dir: Path, clock: Clock, lock_wait: float = 10.0
+        self,
+        part: Part,
+        rows: RowStore,
+        lanes_url: str,
+        *,
+        data_dir: Path,
+        run_dir: Path,
+        clock: Clock,
+        lock_wait: float = 10.0,
     ) -> None:
         """Holds on to its parts.
 
         Args:
-            rows: the store of rows, not open yet.
+            part: how the store of rows was chosen.
+            rows: that store, not open yet.
             lanes_url: as for `mesh.lanes.open_reader`.
             data_dir: where relative paths start.
             run_dir: where doorbells of embedded lanes are.
             clock: for what is due, and ages.
             lock_wait: seconds to wait for a hand-over of embedded lanes.
         """
+        self._part = part
         self._rows = rows
-        self._positions = Writer(
-            file_of(lanes_url, data_dir) / _POSITIONS, migrations=position_migrations(), lock_wait=lock_wait
-        )
+        self._lanes_url = lanes_url
+        self._positions: Writer | None = None
+        if is_embedded(lanes_url):
+            file = file_of(lanes_url, data_dir) / _POSITIONS
+            self._positions = Writer(file, migrations=position_migrations(), lock_wait=lock_wait)
+        self._admins = lane_stores(lanes_url, [lane.name for lane in LANES], reads=True)
         self._ends = [
             Ends(
                 open_writer(lanes_url, lane.name, data_dir=data_dir, run_dir=run_dir, clock=clock, lock_wait=lock_wait),
@@ -117,6 +148,11 @@ class LaneStore:
         """What was worked on when the process died."""
         return self._suspects
 
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The rows, and the first of the lanes: the others are where it is."""
+        return [self._part, Part("follow_ups_url", self._lanes_url, self._ends[0].reader)]
+
     async def open(self) -> None:
         """Opens the rows, then the lanes; what was opened is closed when one of them cannot be.
 
@@ -124,9 +160,13 @@ class LaneStore:
             StartError, mesh.sqlite.StoreError: one line: what, where, what to do.
         """
         async with contextlib.AsyncExitStack() as opened:
-            for part in (self._rows, self._positions):
-                await part.open()
-                opened.push_async_callback(part.close)
+            await self._rows.open()
+            opened.push_async_callback(self._rows.close)
+            for admin in self._admins:
+                await require(admin)
+            if self._positions is not None:
+                await self._positions.open()
+                opened.push_async_callback(self._positions.close)
             for ends in self._ends:
                 for end in (ends.writer, ends.reader):
                     await end.open()

@@ -6,12 +6,14 @@ Must not decide anything: it opens, closes and hands out.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from mesh.sqlite import StoreError, Writer, load_migrations
 from svc_delivery.ports import FollowUps, Inbox
 from svc_delivery.ports_channels import Steps
 from svc_delivery.ports_dead_letters import DeadLetters, Suspects
+from svc_delivery.store.lane_store import Part
 from svc_delivery.store.sqlite import Limits, SqliteInbox
 from svc_delivery.store.sqlite_dead_letters import SqliteDeadLetters
 from svc_delivery.store.sqlite_follow_ups import SqliteFollowUps
@@ -21,7 +23,8 @@ from svc_delivery.store.sqlite_steps import SqliteSteps, SqliteSuspects
 class SqliteStore:
     """Implements `InboxStore`; `open` before use, `close` at the end."""
 
-    def __init__(self, path: Path, *, limits: Limits, lock_wait: float = 10.0) -> None:
+    def __init__(self, url: str, path: Path, *, limits: Limits, lock_wait: float = 10.0) -> None:
+        self._url = url
         self._writer = Writer(path, migrations=load_migrations("svc_delivery.store"), lock_wait=lock_wait)
         self._inbox = SqliteInbox(self._writer, limits=limits)
         self._follow_ups = SqliteFollowUps(self._writer)
@@ -54,6 +57,11 @@ class SqliteStore:
     def suspects(self) -> Suspects:
         """What was worked on when the process died."""
         return self._suspects
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Itself."""
+        return [Part("store_url", self._url, self)]
 
     async def open(self) -> None:
         """Opens or makes the file.
