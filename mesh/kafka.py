@@ -29,7 +29,8 @@ KNOWN: Final = "kafka://host:9092,host:9092/PREFIX?partitions=4&replicas=3"
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 # No answer within it: the connection is given up, and the request repeated where that is harmless.
 REQUEST_TIMEOUT_S: Final = 5.0
-_METADATA_AGE_S: Final = 30.0
+# So late a topic that grew, or was made anew, is noticed.
+_METADATA_AGE_S: Final = 10.0
 _QUIET_S: Final = 10.0
 
 # The broker refused the batch: nothing of it was appended.

@@ -73,7 +73,7 @@ class Producer:
         self._producer = producer
 
     async def partitions(self, topic: str) -> Sequence[int]:
-        """Returns the partitions of a topic, known since half a minute at most.
+        """Returns the partitions of a topic, as of some seconds ago.
 
         Raises:
             KafkaUnavailable: there is no such topic, or nobody to ask.

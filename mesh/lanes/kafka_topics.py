@@ -6,6 +6,8 @@ topic. Must not read or write a record.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,6 +22,8 @@ LARGEST_BATCH_BYTES: Final = 8 * 1024 * 1024
 RETENTION_MS: Final = 7 * 24 * 3600 * 1000
 MARKS: Final = "marks"
 
+_LEADER_LIMIT_S: Final = 10.0
+_LEADER_PAUSE_S: Final = 0.1
 _COMPACT: Final = "compact"
 
 
@@ -125,6 +129,8 @@ class KafkaLaneAdmin:
                     settings=settings_of(self._cluster, lane),
                 ):
                     made.append(f"topic {name}: {partitions} partitions, {self._cluster.replicas} replicas")
+            if made and not dry_run:
+                await self._await_leaders(admin)
         except KafkaUnavailable as failure:
             raise self._refused(failure) from failure
         finally:
@@ -134,6 +140,17 @@ class KafkaLaneAdmin:
     async def migrate(self, *, dry_run: bool) -> Sequence[str]:
         """There is no schema."""
         return []
+
+    async def _await_leaders(self, admin: Admin) -> None:
+        """Brokers learn of new topics a moment after the controller has made them."""
+        names = {topic_of(self._cluster, lane) for lane in self._lanes}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEADER_LIMIT_S):
+                while True:
+                    topics = await admin.topics(sorted(names))
+                    if topics.keys() == names and all(min(one.leaders.values()) >= 0 for one in topics.values()):
+                        return
+                    await asyncio.sleep(_LEADER_PAUSE_S)
 
     def _refused(self, failure: KafkaUnavailable) -> StartError:
         return StartError(f"{self.what}: {failure.message}; see that it runs, and that the URL and its files are right")
