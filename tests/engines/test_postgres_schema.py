@@ -116,3 +116,12 @@ async def test_nothing_is_migrated_where_nothing_was_made(place: Place) -> None:
     """A wrong schema in a URL makes no second one."""
     with pytest.raises(StartError, match="is not there; make it with `heliograph stores create`"):
         await admin(place, FIRST).migrate(dry_run=False)
+
+
+async def test_a_server_that_is_not_there_is_one_line() -> None:
+    """It says where nobody listens."""
+    nowhere = parse_place("store_url", "postgresql://127.0.0.1:1/notices")
+    for ask in (admin(nowhere).check(), admin(nowhere).create(dry_run=True), admin(nowhere).migrate(dry_run=False)):
+        with pytest.raises(StartError, match=r"127\.0\.0\.1:1/notices: nobody listens there") as caught:
+            await ask
+        assert "\n" not in str(caught.value)

@@ -112,6 +112,14 @@ async def test_a_store_that_cannot_be_asked_hides_no_other() -> None:
     assert not all_well(lines)
 
 
+async def test_a_line_says_once_what_and_where() -> None:
+    """What a store's own text begins with stands in the line already."""
+    causes = ["wishes at memory://wishes: is away", "wishes: is away", "memory://wishes: is away", "is away"]
+    for cause in causes:
+        lines = await stores.check([target(MemoryAdmin("wishes", {}, broken=StartError(cause)))])
+        assert said(lines) == [("failed", "is away")]
+
+
 async def test_creating_makes_what_is_missing_and_looks_again() -> None:
     """What is behind is left to `migrate`, and is therefore still said."""
     admin = MemoryAdmin("wishes", {"a": 0, "b": 1})
