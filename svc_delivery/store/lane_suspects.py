@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Sequence
 
 from mesh.lanes import LaneReader
-from svc_delivery.retry_lanes import place_of_record
+from svc_delivery.retry_lanes import place_of_record, record_id_of
 
 
 class LaneSuspects:
@@ -20,6 +20,9 @@ class LaneSuspects:
     def __init__(self, readers: Sequence[LaneReader]) -> None:
         self._readers = readers
         self._after_crash = False
+        # record id -> how often it was named; of each lane, as of when it had these partitions.
+        self._counts: dict[int, int] = {}
+        self._read_for: dict[int, frozenset[int]] = {}
 
     @property
     def after_crash(self) -> bool:
@@ -37,22 +40,29 @@ class LaneSuspects:
     async def name(self, record_id: int) -> int:
         """See `Suspects`; a record that is not being worked on is not noted."""
         lane, position = place_of_record(record_id)
-        reader = self._readers[lane]
-        before = _count_of((await reader.notes()).get(position, b""))
+        before = await self._count_of(record_id)
         try:
-            await reader.note(position, bytes([min(before + 1, 255)]))
+            await self._readers[lane].note(position, bytes([min(before + 1, 255)]))
         except ValueError:
             return 0
+        self._counts[record_id] = before + 1
         return before
 
     async def clear(self, record_id: int) -> None:
         """See `Suspects`; a position that is committed has no note any more."""
         lane, position = place_of_record(record_id)
-        reader = self._readers[lane]
-        if _count_of((await reader.notes()).get(position, b"")):
+        if await self._count_of(record_id):
             with contextlib.suppress(ValueError):
-                await reader.note(position, b"\0")
+                await self._readers[lane].note(position, b"\0")
+            del self._counts[record_id]
 
-
-def _count_of(note: bytes) -> int:
-    return note[0] if note else 0
+    async def _count_of(self, record_id: int) -> int:
+        """Returns how often a record was named; what others noted is read when partitions come and go: it is dear."""
+        lane, _ = place_of_record(record_id)
+        reader = self._readers[lane]
+        partitions = reader.partitions
+        if self._read_for.get(lane) != partitions:
+            notes = await reader.notes()
+            self._counts |= {record_id_of(lane, position): note[0] for position, note in notes.items() if note}
+            self._read_for[lane] = partitions
+        return self._counts.get(record_id, 0)
