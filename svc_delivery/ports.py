@@ -262,7 +262,8 @@ class Inbox(Protocol):
         """Looks at up to `limit` of the oldest rows and as many decisions; removes those whose time is over.
 
         Rows have 90 days after their last change, decisions 30. Returns how many were removed; 0 means that there is
-        nothing more to do for now.
+        nothing more to do for now. A store that forgets by itself always says 0; its rows have 90 days from the time in
+        their id, whatever happens to them.
         """
         ...
 
