@@ -123,10 +123,11 @@ class Server:
             connection = self._free.pop() if self._free else self._make()
             sent = False
             try:
-                await connection.connect()
-                sent = True
-                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-                replies = [await _reply(connection) for _ in commands]
+                async with asyncio.timeout(self._answer):
+                    await connection.connect()
+                    sent = True
+                    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+                    replies = [await _reply(connection) for _ in commands]
             except BaseException as error:
                 await connection.disconnect(nowait=True)
                 if isinstance(error, raised.RedisError | OSError | TimeoutError):
@@ -156,8 +157,9 @@ class Server:
             "host": self.host.name,
             "port": self.host.port,
             "db": access.database,
-            "socket_timeout": self._answer,
-            "socket_connect_timeout": self._answer,
+            # Its own limit on a send is a `wait_for`, which swallows cancellations; ours is around all of it.
+            "socket_timeout": None,
+            "socket_connect_timeout": None,
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),
             "driver_info": None,

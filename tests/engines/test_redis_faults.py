@@ -168,6 +168,34 @@ async def test_a_call_given_up_leaves_no_answer_to_others(server: RedisServer) -
     await redis.close()
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_call_is_given_up_at_once_when_the_loop_was_late(server: RedisServer, turns: int) -> None:
+    """A limit that ran out while the loop stood still ends the call wherever it is."""
+    redis = connect("x", url_of(server))
+    echo = Script("return ARGV[1]")
+    await redis.run(echo, [Call([b"warm"], [0])])
+    server.freeze()
+
+    async def limited() -> float:
+        begin = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await redis.run(echo, [Call([b"k"], [0])])
+        return time.monotonic() - begin
+
+    async def stall() -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        end = time.monotonic() + 0.07
+        while time.monotonic() < end:
+            pass
+
+    *took, _ = await asyncio.gather(*[limited() for _ in range(10)], stall())
+    assert max(second for second in took if second is not None) < 1.0
+    server.thaw()
+    await redis.close()
+
+
 async def test_scripts_are_loaded_again(server: RedisServer) -> None:
     """A server that forgot its scripts gets them with the next call."""
     async with opened(url_of(server)) as log:
