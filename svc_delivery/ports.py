@@ -144,7 +144,8 @@ class MarkOutcome(msgspec.Struct, frozen=True, gc=False):
     """What became of one mark.
 
     Attributes:
-        unknown_ids: rows that are not in the inbox, in the mark's order.
+        unknown_ids: rows that are not in the inbox, in the mark's order; a store need not look for those of a mark
+            that is vouched for and only acks.
         changed: rows whose read or hidden cell has another value now, as they are now.
     """
 
