@@ -159,13 +159,20 @@ def _flags(choices: Choices, java: Java | None) -> list[str]:
         *(word for one in _OPENS for word in ("--add-opens", f"{one}=ALL-UNNAMED")),
         *("-Djdk.attach.allowAttachSelf=true", "-Dio.netty.tryReflectionSetAccessible=true"),
         "-Dcassandra-foreground=yes",
+        *pace(choices.nodes),
+        # Else it measures this itself, for a second.
+        "-Dcassandra.memtable.row_overhead_size=180",
+    ]
+
+
+def pace(nodes: int) -> list[str]:
+    """Returns the flags that keep a node from waiting for others at its start and end."""
+    return [
         # A node alone waits for nobody; of three, each gives the others this long.
-        f"-Dcassandra.ring_delay_ms={10_000 if choices.nodes > 1 else 0}",
+        f"-Dcassandra.ring_delay_ms={10_000 if nodes > 1 else 0}",
         "-Dcassandra.skip_wait_for_gossip_to_settle=0",
         "-Dcassandra.superuser_setup_delay_ms=0",
         "-Dcassandra.shutdown_announce_in_ms=0",
-        # Else it measures this itself, for a second.
-        "-Dcassandra.memtable.row_overhead_size=180",
     ]
 
 
