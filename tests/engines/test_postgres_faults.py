@@ -19,7 +19,7 @@ from svc_prefs.store import WishStore, open_store, store_admins
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.wait import until
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(90)]
 
 NOW_US = 1_700_000_000_000_000
 SCHEMA = "wishes"
