@@ -76,7 +76,7 @@ class KafkaLaneReader:
     @property
     def partitions(self) -> frozenset[int]:
         """The partitions that are read here; see the port."""
-        return frozenset(self._read) if self._fresh is None else frozenset()
+        return frozenset(self._read)
 
     def on_leave(self, finish: Callable[[], Awaitable[None]]) -> None:
         """Registers the last moment before partitions leave; see the port."""
