@@ -17,7 +17,8 @@ Node = str | int | bool | Sequence["Node"] | Mapping[str, "Node"]
 
 COMPOSE_FILE: Final = "compose.yaml"
 ADDRESSES_FILE: Final = "engines.json"
-_HEAD: Final = """# Kafka, Redis, Cassandra and PostgreSQL as containers on loopback, for development; Compose from 2.23.1.
+_HEAD: Final = """\
+# Kafka, Redis, Cassandra and PostgreSQL as containers on loopback, for development; Compose from 2.23.1.
 # Written by `python -m deploy.engines compose` out of the settings of `make engines`: change those.
 #   docker compose -f deploy/compose.yaml up --detach --wait
 #   heliograph up --engines deploy/engines.json --create
