@@ -26,6 +26,7 @@ except ImportError:
 
 SCHEMES: Final = ("kafka",)
 KNOWN: Final = "kafka://host:9092,host:9092/PREFIX?partitions=4&replicas=3"
+OLDEST: Final = "Kafka 3.1"
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 # No answer within it: the connection is given up, and the request repeated where that is harmless.
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -58,6 +59,8 @@ FAILURES: Final = (
     kafka_errors.KafkaError,
     kafka_errors.ConsumerStoppedError,
     kafka_errors.IllegalOperation,
+    # No version of a request is known to both sides.
+    NotImplementedError,
     OSError,
     TimeoutError,
 )
@@ -111,6 +114,8 @@ def translated(what: str, *, unknown: bool = False) -> Iterator[None]:
 
 def _said(error: Exception) -> str:
     """Returns one line about a failure; the client tells why it has no connection to its log only."""
+    if isinstance(error, NotImplementedError | kafka_errors.IncompatibleBrokerVersion):
+        return f"the brokers are of a version that is not supported; {OLDEST} or newer is needed"
     if isinstance(error, TimeoutError):
         return f"no answer within {REQUEST_TIMEOUT_S:g} s"
     if isinstance(error, kafka_errors.KafkaConnectionError) and "bootstrap" in str(error) and _heard.text:
