@@ -167,11 +167,11 @@ async def test_a_killed_redis_disconnects_nobody(server: RedisServer, run_dir: P
 
         await until(says, 5.0, "health says that all is well")
         server.kill()
-        await until(lambda: says("presence"), 10.0, "health names presence")
+        await until(lambda: says("store"), 10.0, "health names the store")
         await server.start()
         await until(says, 10.0, "health says that all is well again")
         await until(presence.knows, 10.0, "the session is known again")
         node.inbox.of(ALICE).write(id_of(1), 1, SystemClock().wall())
         assert device.closed is None
         registry = presence.app.telemetry.registry
-        assert registry.get_sample_value("heliograph_presence_dependency_up", {"dependency": "presence"}) == 1.0
+        assert registry.get_sample_value("heliograph_presence_dependency_up", {"dependency": "store"}) == 1.0
