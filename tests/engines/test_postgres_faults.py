@@ -106,12 +106,12 @@ class Changing:
     async def advance(self, by: int) -> None:
         """Waits until everybody got so many more answers."""
         before = dict(self.acked)
-        await until(lambda: all(self.acked[one] >= before[one] + by for one in before), 15, "everybody goes on")
+        await until(lambda: all(self.acked[one] >= before[one] + by for one in before), 20, "everybody goes on")
 
     async def fail(self) -> None:
         """Waits until a call fails."""
         before = self.failed
-        await until(lambda: self.failed > before, 5, "calls fail")
+        await until(lambda: self.failed > before, 10, "calls fail")
 
     def end(self) -> None:
         """No more changes."""
@@ -149,7 +149,7 @@ async def test_a_server_that_says_nothing_holds_nobody(server: PostgresServer) -
         begin = time.monotonic()
         calls = [store.prefs.get_many("acme", ["alice"]) for _ in range(5)]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert time.monotonic() - begin < CALL_LIMIT_S + 2
+        assert time.monotonic() - begin < CALL_LIMIT_S + 5
         assert [type(one).__name__ for one in results] == ["PostgresError"] * 5
         assert "no answer in time" in str(results[0])
         server.wake()
@@ -264,7 +264,7 @@ async def test_a_server_that_takes_no_writes_is_said(server: PostgresServer) -> 
                 seen.append(error.message)
             return bool(seen)
 
-        await until(is_refused, 5, "writes are refused")
+        await until(is_refused, 10, "writes are refused")
         assert "switch its default_transaction_read_only off" in seen[0]
         assert ("default_transaction_read_only", "wrong", "is on, must be off") in await findings(url)
         await server.reload(default_transaction_read_only="off")
@@ -275,7 +275,7 @@ async def test_a_server_that_takes_no_writes_is_said(server: PostgresServer) -> 
             except Unavailable:
                 return False
 
-        await until(is_taken, 5, "writes are taken")
+        await until(is_taken, 10, "writes are taken")
 
 
 # ---------------------------------------------------------------- fail-over
@@ -337,7 +337,7 @@ async def test_a_primary_that_falls_silent_is_left_for_the_next_one(server: Post
             assert len((await store.prefs.get_many("acme", ["alice"])).rows) == 1
             begin = time.monotonic()
             assert await store.prefs.replace(Stored("acme", "bob", 1, b""), NOW_US)
-            assert time.monotonic() - begin < 1
+            assert time.monotonic() - begin < CALL_LIMIT_S / 2
 
 
 async def test_a_password_may_be_changed_while_the_process_runs(server: PostgresServer, tmp_path: Path) -> None:
