@@ -44,12 +44,18 @@ class Lost(Exception):
     Attributes:
         wrong: a person must mend it: password, database, certificate. Another try will not help.
         sent: the commands may have been done.
+        silent: the server takes commands and answers none.
     """
 
-    def __init__(self, text: str, *, wrong: bool = False, sent: bool = False) -> None:
+    def __init__(self, text: str, *, wrong: bool = False, sent: bool = False, silent: bool = False) -> None:
         super().__init__(text)
         self.wrong = wrong
         self.sent = sent
+        self.silent = silent
+
+    def copy(self) -> Lost:
+        """Returns the same for another caller."""
+        return Lost(str(self), wrong=self.wrong, sent=self.sent, silent=self.silent)
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -113,7 +119,8 @@ class Server:
     """One address: what is asked while others are under way goes out together, in as few pieces as there are answers.
 
     Whoever gives a call up takes nothing from the others: what is sent is answered, to nobody if need be. A connection
-    whose answers were not all read is dropped, whatever the reason: the next borrower would get them.
+    whose answers were not all read is dropped, whatever the reason: the next borrower would get them. While a server is
+    silent one call at a time tries it, and all others fail at once.
     """
 
     def __init__(self, host: Host, access: Access, *, answer: float = ANSWER_S) -> None:
@@ -123,6 +130,8 @@ class Server:
         self._free: list[Any] = []
         self._queue: deque[_Waiting] = deque()
         self._queued = 0
+        self._silent = False
+        self._sending = 0
         self._exchanges: set[asyncio.Task[None]] = set()
 
     async def run(self, commands: Sequence[Command]) -> list[Reply]:
@@ -133,6 +142,8 @@ class Server:
         """
         if self._queued >= LONGEST_QUEUE:
             raise Lost(f"{self.host}: {self._queued} commands wait already")
+        if self._silent and (self._sending or self._queue):
+            raise self._silence()
         waiting = _Waiting(commands, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._queued += len(commands)
@@ -158,6 +169,9 @@ class Server:
     async def _exchange(self) -> None:
         """Sends what waits until nothing does."""
         while batch := self._take():
+            if self._silent and self._sending:
+                _tell(batch, None, self._silence())
+                continue
             lost = self._closed()
             replies: list[Reply] | None = None
             try:
@@ -166,6 +180,9 @@ class Server:
                 lost = error
             finally:
                 _tell(batch, replies, lost)
+
+    def _silence(self) -> Lost:
+        return Lost(f"{self.host}: does not answer", silent=True)
 
     def _closed(self) -> Lost:
         return Lost(f"{self.host}: the client is closed", sent=True)
@@ -185,6 +202,7 @@ class Server:
     async def _send(self, commands: Sequence[Command]) -> list[Reply]:
         connection = self._free.pop() if self._free else self._make()
         sent = False
+        self._sending += 1
         try:
             async with asyncio.timeout(self._answer):
                 await connection.connect()
@@ -194,10 +212,14 @@ class Server:
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, raised.RedisError | OSError | TimeoutError):
+                self._silent = isinstance(error, TimeoutError)
                 # What else is kept is most likely dead too; its own clean-up closes it.
                 self._free.clear()
                 raise _lost(self.host, error, sent=sent) from error
             raise
+        finally:
+            self._sending -= 1
+        self._silent = False
         self._free.append(connection)
         return replies
 
@@ -229,7 +251,7 @@ def _tell(batch: Sequence[_Waiting], replies: Sequence[Reply] | None, lost: Lost
         end = begin + len(one.commands)
         if not one.answered.done():
             if replies is None:
-                one.answered.set_exception(Lost(str(lost), wrong=lost.wrong, sent=lost.sent))
+                one.answered.set_exception(lost.copy())
             else:
                 one.answered.set_result(list(replies[begin:end]))
         begin = end
@@ -272,6 +294,6 @@ def _lost(host: Host, error: BaseException, *, sent: bool) -> Lost:
             said = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, raised.TimeoutError | TimeoutError):
-        return Lost(f"{host}: no answer in time", sent=sent)
+        return Lost(f"{host}: no answer in time", sent=sent, silent=True)
     text = said or str(error) or type(error).__name__
     return Lost(f"{host}: {' '.join(text.split())}", wrong=isinstance(error, _WRONG), sent=sent)

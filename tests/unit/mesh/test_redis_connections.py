@@ -90,6 +90,27 @@ async def test_a_late_answer_is_a_loss_and_reaches_nobody(scripted: ScriptedRedi
     await server.close()
 
 
+async def test_a_silent_server_is_tried_by_one_at_a_time(scripted: ScriptedRedis) -> None:
+    """Everybody else fails at once, until it answers again."""
+    server = Server(scripted.host, Access(), answer=0.3)
+    scripted.open.clear()
+    with pytest.raises(Lost, match="no answer in time") as lost:
+        await server.run([("GET", "first")])
+    assert lost.value.silent
+    trying = asyncio.create_task(server.run([("GET", "trying")]))
+    await asyncio.sleep(0)
+    for _ in range(5):
+        with pytest.raises(Lost, match="does not answer") as lost:
+            await server.run([("GET", "other")])
+        assert (lost.value.silent, lost.value.sent) == (True, False)
+    scripted.open.set()
+    assert await trying == [b"trying"]
+    answers = await asyncio.gather(*[server.run([("GET", f"{n}")]) for n in range(5)])
+    assert answers == [[b"%d" % n] for n in range(5)]
+    assert not any(command[-1] == b"other" for piece in scripted.pieces for command in piece)
+    await server.close()
+
+
 async def test_refusals_stand_among_answers(scripted: ScriptedRedis, server: Server) -> None:
     """One refused command spoils no other, and says where to go."""
     words = {
