@@ -165,6 +165,8 @@ class LaneFollowUps:
     async def _turn(self, now_us: int) -> Failure | None:
         """Reads on, moves what waits for longer than its lane, and commits; returns why a lane could not be read."""
         async with self._reading:
+            # What was fetched is read and finished without any wait: in a backlog nobody else would have a turn.
+            await asyncio.sleep(0)
             failure = await self._read_all(now_us)
             if await self._move():
                 failure = await self._read_all(now_us)

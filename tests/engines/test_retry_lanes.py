@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import tempfile
@@ -12,13 +13,14 @@ import pytest
 
 from mesh.clock import ManualClock
 from mesh.errors import StartError
-from mesh.lanes import offset_of, partition_of
+from mesh.lanes import LaneUnavailable, offset_of, partition_of
 from svc_delivery.ports import FollowUpWrite
 from svc_delivery.retry_lanes import place_of_record
 from svc_delivery.store import InboxStore, open_store, store_admins
 from tests.support.engines import urls
 from tests.support.follow_ups import fresh_kafka, make
 from tests.support.inbox import NOW_US, make_key, make_row
+from tests.support.kafka_broker import kafka_broker
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(90)]
@@ -90,6 +92,88 @@ async def test_processes_share_what_is_due_and_take_over(tmp_path: Path) -> None
         last = await append(third, 300, 1)
         await until(lambda: _has(third, last), 20.0)
         assert await names(third) == last
+
+
+class Following:
+    """Appends follow-ups, works what is due, and appends half of it again once; goes on whatever fails."""
+
+    def __init__(self, store: InboxStore) -> None:
+        self._store = store
+        self._ended = asyncio.Event()
+        self.acked: set[bytes] = set()
+        self.worked: set[bytes] = set()
+        self.failures = 0
+
+    async def run(self) -> None:
+        """Until it is told to end."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._append())
+            group.create_task(self._work())
+
+    def end(self) -> None:
+        """Ends after what is under way."""
+        self._ended.set()
+
+    async def step(self) -> bool:
+        """Works what is due; says whether there was any."""
+        due = await self._store.follow_ups.due(NOW_US, 32)
+        again = [FollowUpWrite(NOW_US, b"again %s" % one.record) for one in due if one.record.endswith(b"0")]
+        again = [one for one in again if one.record.count(b"again") == 1]
+        await self._store.follow_ups.finish([one.record_id for one in due], again)
+        self.worked |= {one.record for one in due}
+        return bool(due)
+
+    async def _append(self) -> None:
+        number = 0
+        while not self._ended.is_set():
+            name = b"%d" % number
+            number += 1
+            try:
+                await self._store.inbox.write([], stamp=NOW_US, follow_up=FollowUpWrite(NOW_US, name))
+            except LaneUnavailable:
+                await self._failed()
+            else:
+                self.acked |= {name, b"again %s" % name} if name.endswith(b"0") else {name}
+
+    async def _work(self) -> None:
+        while not self._ended.is_set():
+            try:
+                if not await self.step():
+                    await self._pause()
+            except LaneUnavailable:
+                await self._failed()
+
+    async def _failed(self) -> None:
+        self.failures += 1
+        await self._pause()
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), 0.05)
+
+
+async def test_a_killed_broker_costs_no_follow_up(tmp_path: Path) -> None:
+    """SIGKILL while follow-ups are appended and worked: the process goes on by itself, and none of them is missed."""
+    async with kafka_broker() as broker:
+        lanes = broker.url("retry", partitions="2")
+        await make(lanes)
+        async with process(tmp_path, lanes, "only") as store:
+            following = Following(store)
+            running = asyncio.create_task(following.run())
+            await until(lambda: len(following.worked) > 300, 20.0, "follow-ups are worked")
+            await broker.kill()
+            await until(lambda: following.failures > 0, 20.0, "the loss is noticed")
+            await broker.start()
+            count = len(following.acked)
+            await until(lambda: len(following.acked) > count + 300, 40.0, "follow-ups are appended again")
+            following.end()
+            await running
+
+            async def all_are_worked() -> bool:
+                await following.step()
+                return following.acked <= following.worked
+
+            await until(all_are_worked, 20.0, "every follow-up that was acknowledged is worked")
 
 
 async def _has(store: InboxStore, wanted: set[bytes]) -> bool:
