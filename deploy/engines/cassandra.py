@@ -65,6 +65,17 @@ SMALL: Final[Mapping[str, Yaml]] = {
     "networking_cache_size": "16MiB",
     "native_transport_max_threads": 32,
 }
+# A node that refuses the writes to single partitions that are listed in system_distributed.partition_denylist: what an
+# operator stops a runaway partition with, and what the demo has a row refused with.
+DENYING: Final[Mapping[str, Yaml]] = {
+    "partition_denylist_enabled": True,
+    "denylist_writes_enabled": True,
+    "denylist_reads_enabled": False,
+    "denylist_range_reads_enabled": False,
+    "denylist_refresh": "1s",
+    # The list has three copies by default, wherever there are as many nodes.
+    "denylist_consistency_level": "ONE",
+}
 
 
 def settings(choices: Choices, number: int, folder: Path) -> dict[str, Yaml]:
@@ -77,6 +88,7 @@ def settings(choices: Choices, number: int, folder: Path) -> dict[str, Yaml]:
         **COMMON,
         **PROMISES,
         **SMALL,
+        **DENYING,
         "listen_address": host,
         "rpc_address": host,
         "storage_port": inner,
