@@ -132,6 +132,11 @@ def _check_lanes(scheme: str, follow_ups_url: str) -> None:
     lanes, separator, _ = follow_ups_url.partition("://")
     if not separator or lanes not in ("sqlite", "kafka"):
         raise StoreUrlError(f"follow_ups_url: {_shown(follow_ups_url)!r} is no known lane; known: {KNOWN_LANES}")
+    if lanes == "kafka":
+        from mesh.kafka import parse_cluster
+
+        # Whoever opens lanes calls the setting by another name.
+        parse_cluster("follow_ups_url", follow_ups_url)
 
 
 def _shown(url: str) -> str:
