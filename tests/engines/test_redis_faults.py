@@ -388,6 +388,30 @@ async def test_a_flush_changes_the_incarnation_and_nodes_assert(server: RedisSer
         assert [list(found) for found in await one.look_up(["acme/alice"], 5.0)] == [[here]]
 
 
+async def test_a_part_that_lost_everything_is_put_back(tmp_path: Path) -> None:
+    """One server of a Cluster comes back empty: the incarnation is another, and exactly what it had is restored."""
+    async with cluster(tmp_path, replicas=0) as servers:
+        hosts = ",".join(str(server.host) for server in servers)
+        async with present(f"redis+cluster://{hosts}/?prefix=own") as store:
+            await store.renew(lease(), 0.0)
+            joined = [Session(f"acme/{number}", "phone", 1, "gw-0") for number in range(60)]
+            keys = [one.recipient_key for one in joined]
+            await store.report("gw-0", 1, joined=joined, left=[], asserted=[], now=0.0)
+            before = store.incarnation
+            servers[1].kill()
+            with pytest.raises(Unavailable):
+                await store.renew(lease(now=1.0), 1.0)
+            await servers[1].start()
+            await until(works(lambda: store.renew(lease(now=2.0), 2.0)), limit_s=20.0, what="the part that came back")
+            assert store.incarnation != before
+            found = await store.look_up(keys, 2.0)
+            lost = [one for one, sessions in zip(joined, found, strict=True) if not sessions]
+            assert 0 < len(lost) < len(joined)
+            report = await store.report("gw-0", 1, joined=[], left=[], asserted=joined, now=2.0)
+            assert sorted(one.recipient_key for one in report.restored) == sorted(one.recipient_key for one in lost)
+            assert [list(sessions) for sessions in await store.look_up(keys, 2.0)] == [[one] for one in joined]
+
+
 async def test_processes_with_other_clocks_share_leases(server: RedisServer) -> None:
     """Monotonic clocks of two machines have nothing in common; the lease ends for both at once."""
     here = Session("acme/alice", "phone", 1, "gw-0")
