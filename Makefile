@@ -18,6 +18,8 @@ LAYERS := $(if $(filter 6,$(words $(wildcard svc_*/__init__.py))),$(BIN)/lint-im
 SHAPES_loop := not mesh and not processes and not engines
 SHAPES_processes := processes and not engines
 SHAPES_mesh := mesh and not engines
+# On engines a cluster makes topics, keyspace and schema before it starts.
+LIMIT_engines := -o timeout=120
 FOLDER_loop := tests/scenarios
 FOLDER_processes := tests
 FOLDER_mesh := tests
@@ -29,7 +31,7 @@ help: ## list the targets
 
 install: $(READY) ## make .venv and install what the lock names
 
-demo: $(READY) ## the main job on real input: the whole mesh, one gateway killed, a table (KEEP=1 leaves it running)
+demo: $(READY) ## the main job on real input: the whole mesh, one gateway killed, a table (KEEP=1 leaves it running, STORES=engines on the real engines)
 	@$(BIN)/python bench/demo.py $(if $(KEEP),--keep) $(ARGS)
 
 test: $(READY) ## everything that must pass, cheapest first
@@ -72,10 +74,10 @@ engines-test: $(READY) ## start engines of its own, run on them what needs them,
 	@$(BIN)/python .ci/engines.py
 
 contract-engines: $(READY) ## what needs the real engines: HELIOGRAPH_ENGINES names their engines.json
-	@$(BIN)/python -m pytest -q -m "engines and not mesh" $(ARGS) tests
+	@$(BIN)/python -m pytest -q -m engines $(ARGS) tests
 
-scenarios: $(READY) ## the scenarios; SHAPE=loop, processes or mesh
-	@$(BIN)/python -m pytest -q -m "$(SHAPES_$(SHAPE))" $(ARGS) $(FOLDER_$(SHAPE))
+scenarios: $(READY) ## the scenarios; SHAPE=loop, processes or mesh; STORES=engines on the real engines
+	@$(BIN)/python -m pytest -q -m "$(SHAPES_$(SHAPE))" $(LIMIT_$(STORES)) $(ARGS) $(FOLDER_$(SHAPE))
 
 wheel-test: $(READY) ## build the wheel and run the unit tests on it as installed
 	@$(BIN)/python .ci/wheel.py $(ARGS)

@@ -24,7 +24,7 @@ from deploy.engines.choices import Choices, default_folder  # noqa: E402
 from deploy.engines.failures import EnginesFailed  # noqa: E402
 from deploy.engines.running import FILE, Engines, recall  # noqa: E402
 
-STEPS: tuple[tuple[str, ...], ...] = (("contract-engines",),)
+STEPS: tuple[tuple[str, ...], ...] = (("contract-engines",), ("scenarios", "SHAPE=processes", "STORES=engines"))
 VARIABLE = "HELIOGRAPH_ENGINES"
 
 # Below the range that the system takes ports for outgoing connections from.
