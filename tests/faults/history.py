@@ -148,6 +148,12 @@ class AckConfirmed(_DeviceEvent, frozen=True, tag="ack-confirmed"):
     notification_ids: tuple[str, ...]
 
 
+class Marked(_DeviceEvent, frozen=True, tag="marked"):
+    """A person marked a notification as read, or took that back; every device of theirs is told, with the row."""
+
+    notification_id: str
+
+
 class Closed(_DeviceEvent, frozen=True, tag="closed"):
     """The session is over."""
 
@@ -325,6 +331,7 @@ Event: TypeAlias = (
     | Replayed
     | Reloaded
     | AckConfirmed
+    | Marked
     | Closed
     | FinalList
     | WishInvoke

@@ -24,6 +24,7 @@ class Attempt(msgspec.Struct):
     invoke: history.PublishInvoke
     outcome: Outcome = "info"
     notification_id: str = ""
+    repeated: bool = False
     end: float | None = None
 
 
@@ -48,6 +49,11 @@ class Content(msgspec.Struct):
     def ids(self) -> list[str]:
         """The ids it was accepted under, each once."""
         return list(dict.fromkeys(attempt.notification_id for attempt in self.attempts if attempt.outcome == "ok"))
+
+    @property
+    def records(self) -> int:
+        """How often it was accepted as something new: each time it got a record of its own."""
+        return sum(attempt.outcome == "ok" and not attempt.repeated for attempt in self.attempts)
 
     @property
     def accept(self) -> float | None:
@@ -94,6 +100,8 @@ class Index:
         self.wishes: dict[Owner, list[Wish]] = defaultdict(list)
         self.sessions: dict[Device, list[Session]] = defaultdict(list)
         self.shown: dict[Device, list[history.Shown]] = defaultdict(list)
+        # how often each notification of a recipient was marked, and when first
+        self.marks: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self.lists: dict[Device, history.FinalList] = {}
         self.rows: dict[Owner, list[history.Row]] = defaultdict(list)
         self.unread: dict[Owner, history.Unread] = {}
@@ -144,6 +152,9 @@ class Index:
                 self.lists[event.device] = event
             case history.Shown():
                 self.shown[event.device].append(event)
+            case history.Marked():
+                owner = event.device.tenant, event.device.recipient
+                self.marks[*owner, event.notification_id].append(event.at)
             case (
                 history.Connected()
                 | history.Received()
@@ -200,6 +211,7 @@ class Index:
         match event:
             case history.PublishOk():
                 attempt.outcome, attempt.notification_id = "ok", event.notification_id
+                attempt.repeated = event.repeated
             case history.PublishFail():
                 attempt.outcome = "fail"
             case history.PublishInfo():
