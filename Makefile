@@ -6,12 +6,13 @@ SHELL := /bin/sh
 
 PYTHON ?= python3
 SHAPE ?= loop
+NODES ?= 1
 ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
 # What the type checker reads: those of the roots that exist.
-TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli/heliograph_cli clients/python/heliograph_client bench tests .ci proto/*.py docs/*.py)
+TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli/heliograph_cli clients/python/heliograph_client bench tests deploy/engines .ci proto/*.py docs/*.py)
 # The layer contracts name all six services.
 LAYERS := $(if $(filter 6,$(words $(wildcard svc_*/__init__.py))),$(BIN)/lint-imports --no-logo --no-cache,echo "layers: not before all six services are there")
 SHAPES_loop := not mesh and not processes and not engines
@@ -21,10 +22,10 @@ FOLDER_loop := tests/scenarios
 FOLDER_processes := tests
 FOLDER_mesh := tests
 
-.PHONY: help install demo test fmt fmt-check lint types gen gen-check breaking unit contract scenarios wheel-test docs docs-check bench lock clean
+.PHONY: help install demo test fmt fmt-check lint types gen gen-check breaking unit contract engines engines-stop engines-test contract-engines scenarios wheel-test docs docs-check bench lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 install: $(READY) ## make .venv and install what the lock names
 
@@ -60,6 +61,18 @@ unit: $(READY) ## unit, meta, contract on embedded stores, scenarios in one loop
 
 contract: $(READY) ## the contract suites of the storage ports
 	@$(BIN)/python -m pytest -q $(ARGS) tests/contract
+
+engines: $(READY) ## start Kafka, Redis, Cassandra, PostgreSQL on loopback and say where they are (NODES=3: brokers and nodes)
+	@$(BIN)/python -m deploy.engines start --nodes $(NODES) $(ARGS)
+
+engines-stop: $(READY) ## stop what make engines started
+	@$(BIN)/python -m deploy.engines stop
+
+engines-test: $(READY) ## start engines of its own, run on them what needs them, stop them
+	@$(BIN)/python .ci/engines.py
+
+contract-engines: $(READY) ## what needs the real engines: HELIOGRAPH_ENGINES names their engines.json
+	@$(BIN)/python -m pytest -q -m "engines and not mesh" $(ARGS) tests
 
 scenarios: $(READY) ## the scenarios; SHAPE=loop, processes or mesh
 	@$(BIN)/python -m pytest -q -m "$(SHAPES_$(SHAPE))" $(ARGS) $(FOLDER_$(SHAPE))

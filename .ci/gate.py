@@ -6,6 +6,9 @@ each is a target of the Makefile, so what fails here can be run alone under the 
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +26,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ("docs-check",),
     ("unit",),
     ("wheel-test",),
+    ("engines-test",),
     ("scenarios", "SHAPE=processes"),
     ("scenarios", "SHAPE=mesh"),
 )
@@ -40,7 +44,7 @@ def run(steps: Sequence[Sequence[str]], make: Sequence[str]) -> int:
         name = " ".join(step)
         print(f"\n== {number}/{len(steps)} {name}", flush=True)
         step_began = time.monotonic()
-        code = subprocess.run([*make, *step], cwd=ROOT, check=False).returncode
+        code = _run([*make, *step])
         took = time.monotonic() - step_began
         if code != 0:
             print(f"\n== FAILED: {name} after {took:.1f} s; run `make {name}` to see it alone", flush=True)
@@ -50,5 +54,18 @@ def run(steps: Sequence[Sequence[str]], make: Sequence[str]) -> int:
     return 0
 
 
+def _run(command: Sequence[str]) -> int:
+    # A group of its own: who ends the gate ends what it runs, which then stops what it has started.
+    with subprocess.Popen(command, cwd=ROOT, process_group=0) as child:
+        try:
+            return child.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+            child.wait()
+            raise
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(run(STEPS, ["make", "--no-print-directory"]))

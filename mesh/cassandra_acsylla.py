@@ -112,7 +112,7 @@ class AcsyllaSession:
         self._loop = asyncio.get_running_loop()
         self._prepared: dict[str, Any] = {}
         self._preparing: dict[str, asyncio.Task[Any]] = {}
-        self._turns = _Turns(timeout)
+        self._turns = Turns(timeout)
         self._closed = False
         self._keeper = self._loop.create_task(self._keep_connected())
 
@@ -212,7 +212,7 @@ class AcsyllaSession:
             raise _translated(error) from None
 
 
-class _Turns:
+class Turns:
     """Gives statements their turn, 256 at a time, in order."""
 
     def __init__(self, timeout: float) -> None:

@@ -50,16 +50,17 @@ class KeyspaceAdmin:
         async with self._connected() as session:
             datacenter = self._url.options.get("datacenter") or session.datacenter
             nodes = session.datacenters()
-            place = self._judge_datacenter(datacenter, nodes)
+            place = judge_datacenter(datacenter, nodes, wanted=self._replicas)
             if place.state != "ok":
                 return [place]
             replication = await self._replication(session)
             if replication is None:
                 return [place, Finding(f"keyspace {self._url.name}", "missing")]
-            copies = _copies(replication, datacenter)
-            found = [place, self._judge_replication(replication, datacenter, nodes)]
+            keyspace = judge_replication(self._url.name, replication, datacenter, nodes, wanted=self._replicas)
+            found = [place, keyspace]
             synced = {address: str(rows[0][0]) for address, rows in (await session.on_each_node(_SYNC)).items()}
-            found.append(_judge_sync(synced, alone=copies == 1 or nodes[datacenter] == 1))
+            alone = copies_of(replication, datacenter) <= 1 or nodes[datacenter] == 1
+            found.append(judge_sync(synced, alone=alone))
             found.append(await self._judge_schema(session))
         if self._replicas == 1:
             logger().warning("store_without_copies", store_url=self._url.text, what=self._what)
@@ -69,7 +70,7 @@ class KeyspaceAdmin:
         """See `StoreAdmin`."""
         async with self._connected() as session:
             datacenter = self._url.options.get("datacenter") or session.datacenter
-            place = self._judge_datacenter(datacenter, session.datacenters())
+            place = judge_datacenter(datacenter, session.datacenters(), wanted=self._replicas)
             if place.state != "ok":
                 raise StartError(f"{self._url.text}: {place.what}: {place.detail}")
             if await self._replication(session) is not None:
@@ -131,28 +132,6 @@ class KeyspaceAdmin:
         await session.run(f"use {self._url.name}")
         return await applied(session)
 
-    def _judge_datacenter(self, datacenter: str, nodes: Mapping[str, int]) -> Finding:
-        what = f"datacenter {datacenter}"
-        if re.fullmatch(r"[\w.:-]+", datacenter) is None or datacenter not in nodes:
-            return Finding(what, "wrong", f"it has no node; there are {', '.join(sorted(nodes))}")
-        quorum = self._replicas // 2 + 1
-        if nodes[datacenter] < quorum:
-            detail = f"replicas={self._replicas} needs {quorum} nodes for a quorum, and it has {nodes[datacenter]}"
-            return Finding(what, "wrong", f"{detail}; in development say replicas=1")
-        return Finding(what, "ok")
-
-    def _judge_replication(self, replication: Mapping[str, str], datacenter: str, nodes: Mapping[str, int]) -> Finding:
-        what = f"keyspace {self._url.name}"
-        copies = _copies(replication, datacenter)
-        if copies < self._replicas:
-            wanted = f"{{'class': 'NetworkTopologyStrategy', '{datacenter}': {self._replicas}}}"
-            detail = f"replication keeps {copies} copies in {datacenter} and must keep {self._replicas}"
-            return Finding(what, "wrong", f"{detail}: alter keyspace … with replication = {wanted}, then repair")
-        dead = [name for name in replication if name not in nodes and name not in ("class", "replication_factor")]
-        if dead:
-            return Finding(what, "wrong", f"replication names {', '.join(dead)}, a data centre without nodes")
-        return Finding(what, "ok")
-
     async def _judge_schema(self, session: DriverSession) -> Finding:
         found = await self._applied(session)
         what = f"schema of {self._url.name}"
@@ -162,15 +141,50 @@ class KeyspaceAdmin:
         return Finding(what, "behind", f"without {', '.join(missing)}") if missing else Finding(what, "ok")
 
 
-def _copies(replication: Mapping[str, str], datacenter: str) -> int:
-    kind = replication.get("class", "").rpartition(".")[2]
-    text = replication.get("replication_factor" if kind == "SimpleStrategy" else datacenter, "0")
-    # "3/1" is three copies, one of them transient.
-    return int(text.partition("/")[0])
+# ---------------------------------------------------------------- judgements
 
 
-def _judge_sync(synced: Mapping[str, str], *, alone: bool) -> Finding:
-    """The only copy of a row must be on the disk before it counts; of several, two would have to be lost at once."""
+def judge_datacenter(datacenter: str, nodes: Mapping[str, int], *, wanted: int) -> Finding:
+    """Says whether a quorum can be reached in a data centre.
+
+    Args:
+        datacenter: where rows are read and written.
+        nodes: how many each data centre has.
+        wanted: copies.
+    """
+    what = f"datacenter {datacenter}"
+    if re.fullmatch(r"[\w.:-]+", datacenter) is None or datacenter not in nodes:
+        return Finding(what, "wrong", f"it has no node; there are {', '.join(sorted(nodes))}")
+    quorum = wanted // 2 + 1
+    if nodes[datacenter] < quorum:
+        detail = f"replicas={wanted} needs {quorum} nodes for a quorum, and it has {nodes[datacenter]}"
+        return Finding(what, "wrong", f"{detail}; in development say replicas=1")
+    return Finding(what, "ok")
+
+
+def judge_replication(
+    keyspace: str, replication: Mapping[str, str], datacenter: str, nodes: Mapping[str, int], *, wanted: int
+) -> Finding:
+    """Says whether a keyspace keeps enough copies, and only where there are nodes."""
+    what = f"keyspace {keyspace}"
+    copies = copies_of(replication, datacenter)
+    if copies < wanted:
+        right = f"{{'class': 'NetworkTopologyStrategy', '{datacenter}': {wanted}}}"
+        detail = f"replication keeps {copies} copies in {datacenter} and must keep {wanted}"
+        return Finding(what, "wrong", f"{detail}: alter keyspace … with replication = {right}, then repair")
+    dead = [name for name in replication if name not in nodes and name not in ("class", "replication_factor")]
+    if dead:
+        return Finding(what, "wrong", f"replication names {', '.join(dead)}, a data centre without nodes")
+    return Finding(what, "ok")
+
+
+def judge_sync(synced: Mapping[str, str], *, alone: bool) -> Finding:
+    """Says whether what was answered survives.
+
+    Args:
+        synced: address → commitlog_sync.
+        alone: there is one copy, which must be on the disk before it counts; of several, two would have to be lost.
+    """
     lax = sorted(address for address, value in synced.items() if value == "periodic")
     if alone and lax:
         return Finding(
@@ -180,3 +194,12 @@ def _judge_sync(synced: Mapping[str, str], *, alone: bool) -> Finding:
             "it must be batch or group in cassandra.yaml",
         )
     return Finding("commitlog_sync", "ok", f"periodic on {', '.join(lax)}" if lax else "")
+
+
+def copies_of(replication: Mapping[str, str], datacenter: str) -> int:
+    """Returns how many copies a data centre keeps, by what system_schema says."""
+    kind = replication.get("class", "").rpartition(".")[2]
+    text = replication.get("replication_factor" if kind == "SimpleStrategy" else datacenter, "0")
+    # "3/1" is three copies, one of them transient: that one does not count.
+    whole, _, transient = text.partition("/")
+    return int(whole) - int(transient or "0")

@@ -107,7 +107,7 @@ class DriverSession:
     @property
     def connected(self) -> bool:
         """See `Session`."""
-        return any(host.is_up for host in self._cluster.metadata.all_hosts())
+        return not self._closed and any(host.is_up for host in self._cluster.metadata.all_hosts())
 
     def datacenters(self) -> Mapping[str, int]:
         """Returns how many nodes each data centre has."""
@@ -185,8 +185,11 @@ class DriverSession:
             running = asyncio.ensure_future(asyncio.to_thread(self._prepare_now, text))
             self._preparing[text] = running
             running.add_done_callback(lambda _: self._preparing.pop(text, None))
-        # Whoever gives up must not take the answer from the others.
-        self._prepared[text] = await asyncio.shield(running)
+        try:
+            # The driver has its own time limit for this. Whoever gives up must not take the answer from the others.
+            self._prepared[text] = await asyncio.wait_for(asyncio.shield(running), self._timeout)
+        except TimeoutError:
+            raise StoreUnavailable("a statement was not prepared in time", outcome_unknown=False) from None
 
     def _prepare_now(self, text: str) -> PreparedStatement:
         try:

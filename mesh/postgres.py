@@ -146,8 +146,11 @@ def _outage(where: str, error: Exception, sent: bool) -> PostgresError | None:
 
 @contextmanager
 def _translated(where: str, *, sent: bool = True) -> Iterator[None]:
+    """Turns whatever a server or a connection says into a `PostgresError`, wrong statements too."""
     try:
         yield
+    except asyncpg.PostgresError as error:
+        raise _outage(where, error, sent) or PostgresError(f"{where}: {error}") from error
     except Exception as error:
         failure = failure_of(where, error, sent=sent)
         if failure is error:
@@ -165,7 +168,7 @@ def _is_lost(error: BaseException) -> bool:
 
 
 class Session:
-    """One connection, for upkeep; `connect` makes it."""
+    """One connection, for upkeep; `connect` makes it. Whatever the server refuses is a `PostgresError`."""
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection  # Any: the driver has no types
@@ -175,7 +178,7 @@ class Session:
         """Runs one statement.
 
         Raises:
-            PostgresError: see `failure_of`.
+            PostgresError: it was refused, or the connection broke.
         """
         with _translated(self._where):
             found: Sequence[Row] = await self._connection.fetch(statement, *values)
@@ -185,7 +188,7 @@ class Session:
         """Runs statements that answer nothing; several are one transaction.
 
         Raises:
-            PostgresError: see `failure_of`.
+            PostgresError: one was refused, or the connection broke.
         """
         with _translated(self._where):
             await self._connection.execute(script)

@@ -234,6 +234,10 @@ class SchemaAdmin:
         except PostgresError as error:
             if getattr(error.__cause__, "sqlstate", "") == _NO_DATABASE:
                 raise _NoDatabaseError(error.message) from error
+            if isinstance(error.__cause__, ConnectionRefusedError):
+                raise StartError(
+                    f"{self.url}: nobody listens there; see that it runs and that the URL is right"
+                ) from None
             raise StartError(error.message) from error
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from mesh.errors import StartError, Unavailable
 from mesh.redis_checks import facts_of, judge
 from mesh.redis_connections import Access, Argument, Command, Lost, Refusal, Reply, Server, slot_of
-from mesh.redis_routes import SLOTS, Cluster, Routes, Sentinel, Single
+from mesh.redis_routes import Routes, Single, parts_of_slots, routes_of
 from mesh.stores import EngineUrl, Finding, parse_url
 from mesh.telemetry import logger
 
@@ -93,28 +94,7 @@ def connect(setting: str, text: str) -> Redis:
     if tls is None and url.scheme == "rediss":
         raise StartError(f"{setting}: {text!r} speaks TLS: name the file of trusted roots, ca=FILE")
     access = Access(credentials=url.credentials(), tls=tls)
-    return Redis(setting, url, prefix, _routes(setting, url, access))
-
-
-def _routes(setting: str, url: EngineUrl, access: Access) -> Routes:
-    match url.scheme:
-        case "redis+cluster":
-            if url.name:
-                raise StartError(f"{setting}: {url.text!r}: a cluster has no databases: leave out /{url.name}")
-            return Cluster(url.hosts, access)
-        case "redis+sentinel":
-            if not url.name:
-                raise StartError(f"{setting}: {url.text!r} names no service: redis+sentinel://HOST:PORT/SERVICE")
-            file = url.options.get("sentinel_credentials", "")
-            options = {**url.options, "credentials": file}
-            credentials = msgspec.structs.replace(url, options=options).credentials()
-            return Sentinel(url.hosts, url.name, access, Access(credentials=credentials, tls=access.tls))
-        case _:
-            if len(url.hosts) > 1:
-                raise StartError(f"{setting}: {url.text!r} names several hosts: redis+cluster://, or redis+sentinel://")
-            if url.name and not url.name.isdecimal():
-                raise StartError(f"{setting}: {url.text!r}: the database must be a number, not {url.name!r}")
-            return Single(url.hosts[0], msgspec.structs.replace(access, database=int(url.name or 0)))
+    return Redis(setting, url, prefix, routes_of(setting, url, access))
 
 
 class Redis:
@@ -143,18 +123,20 @@ class Redis:
 
     def tag_within(self, slots: range) -> str:
         """Returns what to put between braces in keys, so that they have a slot among these; always the same."""
-        return next(tag for tag in self._tags() if slot_of(tag.encode()) in slots)
-
-    def _tags(self) -> Iterator[str]:
-        number = 0
-        while True:
-            yield f"{self.prefix}:{number}"
-            number += 1
+        return next(
+            tag for tag in map(f"{self.prefix}:{{}}".format, itertools.count()) if slot_of(tag.encode()) in slots
+        )
 
     # ---------------------------------------------------------------- calls
 
-    async def run(self, script: Script, calls: Sequence[Call]) -> list[Reply]:
+    async def run(self, script: Script, calls: Sequence[Call], *, repeat: bool = True) -> list[Reply]:
         """Runs a script once for each call, those of one server in order and in one piece.
+
+        Args:
+            script: the script.
+            calls: its runs.
+            repeat: run again what may have been done, when its answer is lost. False where the answer says what the
+                first run changed.
 
         Raises:
             Unavailable: not every call was answered; those that were are done, of the others nothing is known.
@@ -166,7 +148,7 @@ class Redis:
             )
             for call in calls
         ]
-        return await self._send(asked, script)
+        return await self._send(asked, script, repeat=repeat)
 
     async def read(self, groups: Sequence[Sequence[bytes]]) -> list[list[bytes | None]]:
         """Reads the values of keys, each group at one moment; in a Cluster the keys of a group have one slot.
@@ -176,12 +158,12 @@ class Redis:
         """
         slots = [slot_of(keys[0]) if self.clustered else 0 for keys in groups]
         asked = [_Asked(slot, ("MGET", *keys)) for slot, keys in zip(slots, groups, strict=True)]
-        replies = await self._send(asked, None)
+        replies = await self._send(asked)
         return [[value if isinstance(value, bytes) else None for value in _list(reply)] for reply in replies]
 
     async def time(self, tag: str) -> float:
         """Returns the Unix time of the server that has this tag's slot."""
-        (reply,) = await self._send([_Asked(slot_of(tag.encode()) if self.clustered else 0, ("TIME",))], None)
+        (reply,) = await self._send([_Asked(slot_of(tag.encode()) if self.clustered else 0, ("TIME",))])
         seconds, micros = _list(reply)
         if not (isinstance(seconds, bytes) and isinstance(micros, bytes)):
             raise self._unavailable(f"TIME answers {reply!r}")
@@ -209,7 +191,7 @@ class Redis:
         """Closes all connections; harmless when there are none."""
         await self._routes.close()
 
-    async def _send(self, asked: Sequence[_Asked], script: Script | None) -> list[Reply]:
+    async def _send(self, asked: Sequence[_Asked], script: Script | None = None, *, repeat: bool = True) -> list[Reply]:
         replies: dict[int, Reply] = {}
         trouble = "no answer in time"
         try:
@@ -217,7 +199,7 @@ class Redis:
                 for attempt in range(_TRIES):
                     if attempt > 1:
                         await asyncio.sleep(_PAUSE_S * attempt)
-                    trouble = await self._round(asked, script, replies)
+                    trouble = await self._round(asked, script, replies, repeat=repeat)
                     if len(replies) == len(asked):
                         return [replies[index] for index in range(len(asked))]
                     if not trouble.startswith("NOSCRIPT"):
@@ -228,7 +210,9 @@ class Redis:
             raise self._unavailable(trouble) from None
         raise self._unavailable(trouble)
 
-    async def _round(self, asked: Sequence[_Asked], script: Script | None, replies: dict[int, Reply]) -> str:
+    async def _round(
+        self, asked: Sequence[_Asked], script: Script | None, replies: dict[int, Reply], *, repeat: bool
+    ) -> str:
         """Sends what has no reply yet, once; returns what was in the way of the rest."""
         groups: dict[Server, list[int]] = {}
         for index, one in enumerate(asked):
@@ -238,7 +222,9 @@ class Redis:
                 except Lost as error:
                     return _trouble(error)
                 groups.setdefault(server, []).append(index)
-        runs = [self._run_at(server, asked, indexes, script, replies) for server, indexes in groups.items()]
+        runs = [
+            self._run_at(server, asked, indexes, script, replies, repeat=repeat) for server, indexes in groups.items()
+        ]
         # A task each only where there is more than one.
         troubles = [await runs[0]] if len(runs) == 1 else await asyncio.gather(*runs, return_exceptions=True)
         for trouble in troubles:
@@ -253,6 +239,8 @@ class Redis:
         indexes: Sequence[int],
         script: Script | None,
         replies: dict[int, Reply],
+        *,
+        repeat: bool,
     ) -> str:
         """Sends commands to one server, and takes down the replies; returns what was in the way of others."""
         try:
@@ -266,21 +254,26 @@ class Redis:
             if script is not None and any(answer.code == "NOSCRIPT" for _, answer in refusals):
                 await server.run([("SCRIPT", "LOAD", script.text)])
             for index, answer in refusals:
-                await self._go_on(server, index, asked[index].command, answer, replies)
+                reply = await self._go_on(server, asked[index].command, answer, script)
+                if not isinstance(reply, Refusal):
+                    replies[index] = reply
         except Lost as error:
+            if error.sent and not repeat:
+                raise
             return _trouble(error)
         return str(refusals[0][1]) if refusals else ""
 
-    async def _go_on(
-        self, server: Server, index: int, command: Command, answer: Refusal, replies: dict[int, Reply]
-    ) -> None:
+    async def _go_on(self, server: Server, command: Command, answer: Refusal, script: Script | None) -> Reply:
         """Follows where a server points to for this once; raises when another try will not help."""
         if answer.code == "ASK" and answer.host is not None:
-            _, reply = await self._routes.at(answer.host).run([("ASKING",), command])
-            if not isinstance(reply, Refusal):
-                replies[index] = reply
-        elif answer.code not in _ELSEWHERE or (answer.code == "READONLY" and isinstance(self._routes, Single)):
+            target = self._routes.at(answer.host)
+            if script is not None:
+                await target.run([("SCRIPT", "LOAD", script.text)])
+            _, reply = await target.run([("ASKING",), command])
+            return reply
+        if answer.code not in _ELSEWHERE or (answer.code == "READONLY" and isinstance(self._routes, Single)):
             raise self._refused(server, answer)
+        return answer
 
     async def _refresh(self) -> None:
         try:
@@ -388,8 +381,3 @@ def _trouble(error: Lost) -> str:
 
 def _list(reply: Reply) -> list[Reply]:
     return reply if isinstance(reply, list) else []
-
-
-def parts_of_slots(count: int) -> list[range]:
-    """Returns the slots in `count` ranges of about the same size."""
-    return [range(SLOTS * index // count, SLOTS * (index + 1) // count) for index in range(count)]

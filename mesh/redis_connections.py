@@ -35,15 +35,17 @@ ANSWER_S = 1.0
 
 
 class Lost(Exception):
-    """No answer: refused, reset, late, or the server is loading. Whether the commands were done is not known.
+    """No answer: refused, reset, late, or the server is loading.
 
     Attributes:
         wrong: a person must mend it: password, database, certificate. Another try will not help.
+        sent: the commands may have been done.
     """
 
-    def __init__(self, text: str, *, wrong: bool = False) -> None:
+    def __init__(self, text: str, *, wrong: bool = False, sent: bool = False) -> None:
         super().__init__(text)
         self.wrong = wrong
+        self.sent = sent
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -119,8 +121,10 @@ class Server:
         """
         async with self._places:
             connection = self._free.pop() if self._free else self._make()
+            sent = False
             try:
                 await connection.connect()
+                sent = True
                 await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
                 replies = [await _reply(connection) for _ in commands]
             except BaseException as error:
@@ -128,7 +132,7 @@ class Server:
                 if isinstance(error, raised.RedisError | OSError | TimeoutError):
                     # What else is kept is most likely dead too.
                     self._drop_free()
-                    raise _lost(self.host, error) from error
+                    raise _lost(self.host, error, sent=sent) from error
                 raise
             self._free.append(connection)
             return replies
@@ -190,7 +194,7 @@ def _refusal(error: Any) -> Refusal:
 _WRONG = (raised.AuthenticationError, raised.AuthorizationError, raised.NoPermissionError, raised.ResponseError)
 
 
-def _lost(host: Host, error: BaseException) -> Lost:
+def _lost(host: Host, error: BaseException, *, sent: bool) -> Lost:
     cause: BaseException | None = error
     said = ""
     while cause is not None:
@@ -202,6 +206,6 @@ def _lost(host: Host, error: BaseException) -> Lost:
             said = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, raised.TimeoutError | TimeoutError):
-        return Lost(f"{host}: no answer in time")
+        return Lost(f"{host}: no answer in time", sent=sent)
     text = said or str(error) or type(error).__name__
-    return Lost(f"{host}: {' '.join(text.split())}", wrong=isinstance(error, _WRONG))
+    return Lost(f"{host}: {' '.join(text.split())}", wrong=isinstance(error, _WRONG), sent=sent)

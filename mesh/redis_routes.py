@@ -12,8 +12,9 @@ from typing import Protocol
 
 import msgspec
 
+from mesh.errors import StartError
 from mesh.redis_connections import Access, Lost, Refusal, Reply, Server
-from mesh.stores import Host
+from mesh.stores import EngineUrl, Host
 
 SLOTS = 16_384
 
@@ -175,7 +176,7 @@ class Sentinel:
             self._primary = host
             await self._servers.keep({host})
             return
-        raise Lost("; ".join(str(error) for error in errors), wrong=all(error.wrong for error in errors))
+        raise Lost("; ".join(str(error) for error in errors), wrong=any(error.wrong for error in errors))
 
 
 class _Range(msgspec.Struct, frozen=True):
@@ -252,7 +253,7 @@ class Cluster:
             self._firsts = [one.first for one in self._ranges]
             await self._servers.keep({*(one.host for one in self._ranges), *self._first})
             return
-        raise Lost("; ".join(str(error) for error in errors), wrong=all(error.wrong for error in errors))
+        raise Lost("; ".join(str(error) for error in errors), wrong=any(error.wrong for error in errors))
 
 
 def _range(reply: Reply, asked: Host) -> _Range:
@@ -273,3 +274,34 @@ def _address(reply: Reply) -> Host | None:
         if isinstance(name, bytes) and isinstance(port, bytes):
             return Host(name.decode(), int(port))
     return None
+
+
+def routes_of(setting: str, url: EngineUrl, access: Access) -> Routes:
+    """Returns the routes that a URL asks for.
+
+    Raises:
+        StartError: the path does not fit the scheme; the line begins with the setting.
+    """
+    match url.scheme:
+        case "redis+cluster":
+            if url.name:
+                raise StartError(f"{setting}: {url.text!r}: a cluster has no databases: leave out /{url.name}")
+            return Cluster(url.hosts, access)
+        case "redis+sentinel":
+            if not url.name:
+                raise StartError(f"{setting}: {url.text!r} names no service: redis+sentinel://HOST:PORT/SERVICE")
+            file = url.options.get("sentinel_credentials", "")
+            options = {**url.options, "credentials": file}
+            credentials = msgspec.structs.replace(url, options=options).credentials()
+            return Sentinel(url.hosts, url.name, access, Access(credentials=credentials, tls=access.tls))
+        case _:
+            if len(url.hosts) > 1:
+                raise StartError(f"{setting}: {url.text!r} names several hosts: redis+cluster://, or redis+sentinel://")
+            if url.name and not url.name.isdecimal():
+                raise StartError(f"{setting}: {url.text!r}: the database must be a number, not {url.name!r}")
+            return Single(url.hosts[0], msgspec.structs.replace(access, database=int(url.name or 0)))
+
+
+def parts_of_slots(count: int) -> list[range]:
+    """Returns the slots in `count` ranges of about the same size."""
+    return [range(SLOTS * index // count, SLOTS * (index + 1) // count) for index in range(count)]

@@ -220,3 +220,9 @@ async def require(admin: StoreAdmin) -> None:
             "wrong": "correct it, then look with `heliograph stores check`",
         }[finding.state]
         raise StartError(f"{admin.what} at {admin.url}: {finding.what}: {finding.detail or finding.state}; {remedy}")
+
+
+async def require_all(admins: Sequence[StoreAdmin]) -> None:
+    """Refuses the start when one of several stores is not as it must be; see `require`."""
+    for admin in admins:
+        await require(admin)

@@ -23,11 +23,21 @@ CLOCK_ALLOWANCE_US = 1_000_000
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """One notification for recipients that may be connected."""
+    """One notification for recipients that may be connected.
+
+    Attributes:
+        envelope: what they get.
+        notification_id: of its rows.
+        recipient_keys: who.
+        plan: theirs, where a channel follows live; None where live is the last one, or the follow-up decides.
+        step_index: of live in it.
+    """
 
     envelope: envelope_pb2.Envelope
     notification_id: bytes
     recipient_keys: Sequence[str]
+    plan: plan_pb2.Plan | None = None
+    step_index: int = 0
 
 
 class Intake(msgspec.Struct):
@@ -149,8 +159,10 @@ def _take_dispatch(
         if look is None:
             continue
         step_index, due_us = look
-        if plans[group.plan_index].steps[step_index].channel == notification_pb2.CHANNEL_LIVE:
-            intake.offers.append(Offer(envelope, notification_id, keys))
+        plan = plans[group.plan_index]
+        if plan.steps[step_index].channel == notification_pb2.CHANNEL_LIVE:
+            goes_on = plan if steps.has_channels(plan) else None
+            intake.offers.append(Offer(envelope, notification_id, keys, goes_on, step_index))
         ref = notification_pb2.NotificationRef(notification_id=envelope.notification_id, revision=revision)
         if due_us not in records:
             records[due_us] = _Open(lane_record_pb2.LaneRecord(), set(), set())

@@ -100,7 +100,7 @@ def unreadable(
         epoch: of the store: another store counts its records anew.
         now_us: wall clock.
     """
-    place = f"follow_ups/{record.record_id}"
+    place = record.origin or f"follow_ups/{record.record_id}"
     letter = pb.DeadLetter(lane_position=place)
     letter.attempts.add(attempt_number=1, outcome=why, attempt_time=timestamp_of(now_us))
     parts = [epoch.encode(), place.encode(), record.record]

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
-
-import msgspec
 
 from heliograph.gateway.v1 import gateway_service_pb2 as pb
 from heliograph.gateway.v1 import gateway_service_pb2_grpc as pb_grpc
 from heliograph.type.v1 import envelope_pb2, notification_pb2
-from mesh.backoff import full_jitter
 from mesh.channel import Channels
 from mesh.clock import Clock
 from mesh.errors import FailedPrecondition, Failure, Unavailable
-from mesh.loops import why_ended
+from mesh.links import PACE, KeptStream, Pace
 from mesh.streams import Bidi, connect
 from mesh.telemetry import logger
 from svc_delivery.metrics import Metrics
@@ -48,27 +45,6 @@ _REFUSAL_KINDS: Mapping[int, str] = {
 }
 
 _Stream = Bidi[pb.DeliverRequest, pb.DeliverResponse]
-
-
-class Pace(msgspec.Struct, frozen=True):
-    """How a link keeps time, in seconds.
-
-    Attributes:
-        ping: from one ping to the next, and from one look at the silence to the next.
-        silence: so long may the node say nothing; also the end of the wait for its answer to the opening.
-        first_retry: bound of the first wait before a new stream, or before marks are stored again.
-        last_retry: largest bound.
-        steady: a stream that lived so long starts the back-off anew.
-    """
-
-    ping: float = 1.0
-    silence: float = 3.0
-    first_retry: float = 0.1
-    last_retry: float = 2.0
-    steady: float = 5.0
-
-
-PACE = Pace()
 
 
 class MarkKeeper(Protocol):
@@ -101,16 +77,16 @@ class Link:
         self._epoch = epoch
         self._channels = channels
         self._marks = marks
-        self._clock = clock
         self._metrics = metrics
         self._queue_limit = queue_limit
         self._trace = trace
         self._log = logger().bind(node_id=node.node_id)
-        self._pace = pace
+        self._kept: KeptStream[pb.DeliverRequest, pb.DeliverResponse] = KeptStream(
+            self, peer="the node", clock=clock, log=self._log, pace=pace
+        )
         self._outgoing = Outgoing(limit=queue_limit)
         self._changes: deque[pb.Change] = deque()
         self._stream: _Stream | None = None
-        self._heard = 0.0
         self._mark_batches: deque[pb.MarkBatch] = deque()
         self._marks_came = asyncio.Event()
         # Of the marks: the last batch that is durable, and the last one that the node was told of.
@@ -151,113 +127,48 @@ class Link:
 
     async def run(self) -> None:
         """Keeps a stream open, with full-jitter back-off between tries, until cancelled."""
-        attempt = 0
-        while True:
-            began = self._clock.monotonic()
-            failure = await why_ended(self._serve_stream, log=self._log)
-            if failure is not None:
-                level = self._log.info if self._draining else self._log.warning
-                level("link_lost", reason=failure.reason, error=failure.message)
-            attempt = 0 if self._clock.monotonic() - began > self._pace.steady else attempt + 1
-            await self._pause(attempt)
+        await self._kept.run()
 
-    async def _serve_stream(self) -> None:
+    # ------------------------------------------------------------ what is said: see `mesh.links.Talk`
+
+    def connect(self) -> AbstractAsyncContextManager[_Stream]:
+        """See `Talk`."""
         stub = pb_grpc.GatewayServiceStub(self._channels.node(self.node.node_id))
         metadata = self._channels.node_metadata(self.node.node_id, self.node.address)
-        try:
-            async with (
-                connect(stub.Deliver, metadata=metadata, limit=_FRAMES) as stream,
-                asyncio.TaskGroup() as group,
-            ):
-                group.create_task(stream.write_loop())
-                self._open(stream, await self._shake_hands(stream))
-                group.create_task(self._keep_alive(stream))
-                group.create_task(self._keep_marks())
-                await self._read(stream)
-                raise Unavailable(
-                    "the node ended the link", reason="DRAINING" if self._draining else "PEER_UNAVAILABLE"
-                )
-        finally:
-            if self._stream is not None:
-                self._metrics.links.dec()
-            self._stream = None
-            self._outgoing.interrupt()
-            # The node sends marks that were not confirmed again over its next stream.
-            self._mark_batches.clear()
+        return connect(stub.Deliver, metadata=metadata, limit=_FRAMES)
 
-    async def _shake_hands(self, stream: _Stream) -> pb.LinkReady:
-        stream.send(
-            pb.DeliverRequest(
-                open=pb.LinkOpen(
-                    protocol_version=PROTOCOL_VERSION,
-                    delivery_id=self._process,
-                    delivery_epoch=self._epoch,
-                    node_id=self.node.node_id,
-                    node_epoch=self.node.epoch,
-                    features=FEATURES,
-                )
+    def opening(self) -> pb.DeliverRequest:
+        """See `Talk`."""
+        return pb.DeliverRequest(
+            open=pb.LinkOpen(
+                protocol_version=PROTOCOL_VERSION,
+                delivery_id=self._process,
+                delivery_epoch=self._epoch,
+                node_id=self.node.node_id,
+                node_epoch=self.node.epoch,
+                features=FEATURES,
             )
         )
-        try:
-            # Cancelling a read ends the call: that is what a peer deserves that takes a stream and says nothing.
-            async with asyncio.timeout(self._pace.silence):
-                frame = await stream.read()
-        except TimeoutError:
-            raise Unavailable("the node did not answer the opening", reason="PEER_UNAVAILABLE") from None
-        if frame is None or frame.WhichOneof("frame") != "ready":
-            raise Unavailable("the node answered the opening with another frame", reason="PEER_UNAVAILABLE")
-        if frame.ready.protocol_version != PROTOCOL_VERSION:
-            raise FailedPrecondition(
-                f"the node speaks protocol version {frame.ready.protocol_version}", reason="VERSION_UNSUPPORTED"
-            )
-        return frame.ready
 
-    def _open(self, stream: _Stream, ready: pb.LinkReady) -> None:
+    def opened(self, stream: _Stream, answer: pb.DeliverResponse) -> None:
+        """See `Talk`."""
+        if answer.WhichOneof("frame") != "ready":
+            raise Unavailable("the node answered the opening with another frame", reason="PEER_UNAVAILABLE")
+        ready = answer.ready
+        if ready.protocol_version != PROTOCOL_VERSION:
+            raise FailedPrecondition(
+                f"the node speaks protocol version {ready.protocol_version}", reason="VERSION_UNSUPPORTED"
+            )
         self._draining = False
         self._stored_sequence = self._told_sequence = 0
-        self._heard = self._clock.monotonic()
         self._outgoing.open(ready, most=_LARGEST_WINDOW)
         self._stream = stream
         self._metrics.links.inc()
         self._log.info("link_opened", node_epoch=ready.node_epoch, repeated_batch_count=self._outgoing.repeated)
         self._pump()
 
-    async def _read(self, stream: _Stream) -> None:
-        while (frame := await stream.read()) is not None:
-            self._heard = self._clock.monotonic()
-            match frame.WhichOneof("frame"):
-                case "result":
-                    self._take_result(frame.result)
-                case "marks":
-                    self._take_marks(frame.marks)
-                case "ping":
-                    pass
-                case "drain":
-                    self._draining = True
-                    self._metrics.not_offered.inc(self._outgoing.clear_queue())
-                case _:
-                    self._metrics.unknown_frames.inc()
-
-    async def _keep_alive(self, stream: _Stream) -> None:
-        number = 0
-        while True:
-            await asyncio.sleep(self._pace.ping)
-            self._pump()
-            if not stream.pending:
-                # What waits to be written is a sign of life too, and pings must not take its room.
-                number += 1
-                stream.send(pb.DeliverRequest(ping=pb.LinkPing(ping_number=number)))
-            if self._clock.monotonic() - self._heard > self._pace.silence:
-                raise Unavailable(f"the node was silent for {self._pace.silence:g} s", reason="PEER_UNAVAILABLE")
-
-    def _take_marks(self, batch: pb.MarkBatch) -> None:
-        if len(self._mark_batches) >= _MARK_BATCHES:
-            raise Unavailable("more marks came than the store takes", reason="STORE_UNAVAILABLE")
-        self._mark_batches.append(batch)
-        self._marks_came.set()
-
-    async def _keep_marks(self) -> None:
-        """Stores marks, everything that waits at once, and confirms them in order."""
+    async def beside(self) -> None:
+        """See `Talk`: stores marks, everything that waits at once, and confirms them in order."""
         attempt = 0
         while True:
             while not self._mark_batches:
@@ -268,7 +179,7 @@ class Link:
                 await self._marks.keep([mark for batch in batches for mark in batch.marks])
             except Failure as failure:
                 self._log.warning("marks_not_stored", reason=failure.reason, error=failure.message)
-                await self._pause(attempt)
+                await self._kept.pause(attempt)
                 attempt += 1
                 continue
             attempt = 0
@@ -276,6 +187,55 @@ class Link:
                 self._mark_batches.popleft()
             self._stored_sequence = batches[-1].sequence
             self._pump()
+
+    def ping(self, number: int) -> pb.DeliverRequest:
+        """See `Talk`; what had no room in the stream's queue goes first."""
+        self._pump()
+        return pb.DeliverRequest(ping=pb.LinkPing(ping_number=number))
+
+    def take(self, frame: pb.DeliverResponse) -> None:
+        """See `Talk`."""
+        match frame.WhichOneof("frame"):
+            case "result":
+                self._take_result(frame.result)
+            case "marks":
+                self._take_marks(frame.marks)
+            case "ping":
+                pass
+            case "drain":
+                self._draining = True
+                self._metrics.not_offered.inc(self._outgoing.clear_queue())
+            case _:
+                self._metrics.unknown_frames.inc()
+
+    def closed(self) -> None:
+        """See `Talk`."""
+        if self._stream is not None:
+            self._metrics.links.dec()
+        self._stream = None
+        self._outgoing.interrupt()
+        # The node sends marks that were not confirmed again over its next stream.
+        self._mark_batches.clear()
+
+    def lost(self, failure: Failure | None) -> bool:
+        """See `Talk`; a node that has left may be gone for good."""
+        if failure is not None:
+            level = self._log.info if self._draining else self._log.warning
+            level("link_lost", reason=failure.reason, error=failure.message)
+        return False
+
+    @property
+    def leaves(self) -> bool:
+        """See `Talk`."""
+        return self._draining
+
+    # ------------------------------------------------------------ marks, results, and what waits
+
+    def _take_marks(self, batch: pb.MarkBatch) -> None:
+        if len(self._mark_batches) >= _MARK_BATCHES:
+            raise Unavailable("more marks came than the store takes", reason="STORE_UNAVAILABLE")
+        self._mark_batches.append(batch)
+        self._marks_came.set()
 
     def _next_marks(self) -> list[pb.MarkBatch]:
         batches = [self._mark_batches[0]]
@@ -322,7 +282,3 @@ class Link:
         if self._trace is not None:
             for delivery in batch.deliveries:
                 self._trace("offered", event_id=delivery.envelope.event_id, node_id=self.node.node_id)
-
-    async def _pause(self, attempt: int) -> None:
-        pace = self._pace
-        await asyncio.sleep(full_jitter(attempt, base=pace.first_retry, cap=pace.last_retry, random=random.random()))

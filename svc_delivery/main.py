@@ -20,11 +20,13 @@ from mesh.channel import Channels
 from mesh.clock import Stamper
 from mesh.ids import to_text
 from mesh.server import Server
+from mesh.stores import StoreAdmin
 from mesh.telemetry import path_tracer
 from mesh.tokens import TokenVerifier
 from svc_delivery.caution import Caution
 from svc_delivery.channels import PlanWalker
 from svc_delivery.counts import Counts
+from svc_delivery.elsewhere import Elsewhere
 from svc_delivery.explain import Explainer
 from svc_delivery.links import Link
 from svc_delivery.marks import Marks
@@ -40,7 +42,7 @@ from svc_delivery.service_dead_letters import DeadLetterService
 from svc_delivery.service_inbox import InboxService
 from svc_delivery.settings import DeliverySettings
 from svc_delivery.settled import Settled
-from svc_delivery.store import open_store
+from svc_delivery.store import InboxStore, open_store, store_admins
 from svc_delivery.wishes import Wishes
 from svc_delivery.worker import RECORDS, FollowUpWorker, sweep
 from svc_delivery.writes import FreshWriter
@@ -56,8 +58,7 @@ def wire(app: App, settings: DeliverySettings) -> None:
     """Builds the process; nothing runs yet."""
     metrics = Metrics(app.telemetry)
     trace = path_tracer() if settings.trace_log else None
-    store = open_store(settings.store_url, settings.data_dir)
-    app.resource("store", store.open, store.close)
+    store = _store(app, settings)
     channels = Channels(
         service=settings.service,
         process=settings.process,
@@ -95,7 +96,17 @@ def wire(app: App, settings: DeliverySettings) -> None:
 
     epoch = round(app.clock.wall() * 1_000_000)
     links = Links(channels=channels, presence=presence, make_link=make_link, poll=settings.node_poll)
-    offers = Offers(presence=presence, nodes=links, settled=settled, metrics=metrics, limit=settings.link_queue)
+    elsewhere = Elsewhere(
+        follow_ups=store.follow_ups, metrics=metrics, now_us=lambda: round(app.clock.wall() * 1_000_000)
+    )
+    offers = Offers(
+        presence=presence,
+        nodes=links,
+        settled=settled,
+        metrics=metrics,
+        limit=settings.link_queue,
+        nobody_there=elsewhere.add,
+    )
     marks = Marks(writer=writer, counts=counts, changes=offers, stored=stored)
     wishes = Wishes(GrpcPrefs(channels))
     rows = Rows(writer=writer, follow_ups=store.follow_ups, wishes=wishes, metrics=metrics, now_us=counts.now_us)
@@ -183,10 +194,10 @@ def wire(app: App, settings: DeliverySettings) -> None:
         metrics=metrics,
         trace=trace,
     )
-    app.log.info("store_chosen", store_url=settings.store_url)
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.supervise("links", links.run)
     app.supervise("offers", offers.run)
+    app.supervise("elsewhere", elsewhere.run)
     app.supervise("follow_ups", follow_ups.run)
     app.supervise("sweep", lambda: sweep(store.inbox, app.clock))
     app.supervise("sweep letters", lambda: sweep(store.dead_letters, app.clock, event="dead_letters_swept"))
@@ -194,6 +205,27 @@ def wire(app: App, settings: DeliverySettings) -> None:
     app.dependencies.on_change(server.set_dependency)
     app.on_drain("dispatch", delivery.drain)
     app.on_drain("live", flush)
+
+
+def _store(app: App, settings: DeliverySettings) -> InboxStore:
+    """Chooses the stores, says where everything is kept, and watches what can go away."""
+    store = open_store(
+        settings.store_url,
+        settings.data_dir,
+        follow_ups_url=settings.follow_ups_url,
+        run_dir=settings.run_dir,
+        clock=app.clock,
+    )
+    app.resource("store", store.open, store.close)
+    app.log.info("store_chosen", **{part.setting: part.url for part in store.parts})
+    for part in store.parts:
+        app.dependencies.watch(part.setting.removesuffix("_url"), part.url, part.store)
+    return store
+
+
+def stores(settings: DeliverySettings) -> Sequence[StoreAdmin]:
+    """Returns the upkeep of the stores outside this process; embedded ones need none."""
+    return store_admins(settings.store_url, settings.follow_ups_url)
 
 
 def main() -> None:

@@ -50,7 +50,9 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
-        self.follow_ups = {kind: follow_ups.labels(kind) for kind in ("settled", "done", "again", "parked")}
+        self.follow_ups = {
+            kind: follow_ups.labels(kind) for kind in ("settled", "done", "again", "parked", "nobody_there")
+        }
         retried = Counter(
             "heliograph_delivery_retried_rows_total",
             "Rows that a healthy store refused, and what came of them on the retry lane",

@@ -1,8 +1,8 @@
 """Finds out where recipients are, and hands what is new to the links of their gateway nodes.
 
-Path step 6: write, then look; one look-up for everything that waits. One loop, so inside a priority the order of rows
-is the order of offers; high overtakes. "Presence does not answer" is not "absent": it is asked again a few times, then
-nothing is offered and the follow-up decides.
+Path step 6: write, then look; nobody there: the next channel at once. One look-up for everything that waits. One loop,
+so inside a priority the order of rows is the order of offers; high overtakes. "Presence does not answer" is not
+"absent": it is asked again a few times, then nothing is offered and the follow-up decides.
 
 Must not wait for a node, and must not hold what it cannot hand on: rows are durable, replays and follow-ups bring them.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from heliograph.gateway.v1 import gateway_service_pb2
 from mesh.errors import Failure
@@ -43,6 +43,7 @@ class Offers:
         metrics: Metrics,
         limit: int,
         byte_limit: int = _LARGEST_BYTES,
+        nobody_there: Callable[[Offer, Sequence[str]], None] | None = None,
         pauses: Sequence[float] = _PAUSES,
     ) -> None:
         """Connects the queue.
@@ -54,6 +55,7 @@ class Offers:
             metrics: counts.
             limit: recipients that may wait; more are not offered.
             byte_limit: bytes of content that may wait.
+            nobody_there: told of recipients of an offer who have no session.
             pauses: seconds before presence is asked again, one after the other.
         """
         self._presence = presence
@@ -62,6 +64,7 @@ class Offers:
         self._metrics = metrics
         self._limit = limit
         self._byte_limit = byte_limit
+        self._nobody_there = nobody_there
         self._pauses = pauses
         self._log = logger()
         self._offers: ByPriority[Offer] = ByPriority()
@@ -158,17 +161,21 @@ class Offers:
         changes: Sequence[gateway_service_pb2.Change],
         found: Mapping[str, Sequence[str]],
     ) -> None:
-        absent = 0
+        absent_count = 0
         for offer in offers:
             by_node: dict[str, list[str]] = {}
+            absent: list[str] = []
             for key in offer.recipient_keys:
                 node_ids = found.get(key)
                 if node_ids is None:
                     self._settled.add((key, offer.notification_id))
-                    absent += 1
+                    absent.append(key)
                     continue
                 for node_id in node_ids:
                     by_node.setdefault(node_id, []).append(key)
+            absent_count += len(absent)
+            if absent and self._nobody_there is not None:
+                self._nobody_there(offer, absent)
             for node_id, keys in by_node.items():
                 if not self._nodes.offer(node_id, offer.envelope, keys):
                     self._metrics.not_offered.inc(len(keys))
@@ -176,4 +183,4 @@ class Offers:
             for node_id in found.get(change.recipient_key, ()):
                 if not self._nodes.change(node_id, change):
                     self._metrics.not_offered.inc()
-        self._metrics.absent.inc(absent)
+        self._metrics.absent.inc(absent_count)

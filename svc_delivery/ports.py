@@ -66,12 +66,21 @@ class FollowUpWrite(msgspec.Struct, frozen=True, gc=False):
 
 
 class FollowUpRecord(msgspec.Struct, frozen=True, gc=False):
-    """A follow-up as the store has it; the record id means something to the store only."""
+    """A follow-up as the store has it.
+
+    Attributes:
+        record_id: means something to the store only.
+        due_us: see `FollowUpWrite`.
+        record: the bytes.
+        expire_us: see `FollowUpWrite`.
+        origin: where it lies, for people; empty where the record id says it.
+    """
 
     record_id: int
     due_us: int
     record: bytes
     expire_us: int | None = None
+    origin: str = ""
 
     def is_expired(self, now_us: int) -> bool:
         """Says whether everything in it is expired: it asks nothing of anybody any more."""

@@ -180,5 +180,5 @@ def _offers_without(offers: Sequence[Offer], refused: Mapping[tuple[str, bytes],
     for one in offers:
         keys = [key for key in one.recipient_keys if (key, one.notification_id) not in refused]
         if keys:
-            left.append(Offer(one.envelope, one.notification_id, keys))
+            left.append(msgspec.structs.replace(one, recipient_keys=keys))
     return left

@@ -16,7 +16,13 @@ class DeliverySettings(ServiceSettings):
 
     store_url: str = Field(
         "sqlite:///inbox.db",
-        description="where inboxes, decisions and follow-ups are kept: sqlite:///path, relative to data_dir",
+        description="where inboxes, decisions and dead letters are kept: sqlite:///path, relative to data_dir, or "
+        "cassandra://host:port,host:port/KEYSPACE?replicas=3&datacenter=NAME&credentials=FILE&ca=FILE",
+    )
+    follow_ups_url: str = Field(
+        "",
+        description="lanes on which follow-ups wait: kafka://host:port,host:port/PREFIX?partitions=4&replicas=3, or "
+        "sqlite:///folder, relative to data_dir; empty: in the file of the inboxes",
     )
     dispatch_window: Annotated[int, Field(ge=1, le=64)] = Field(
         8, description="unanswered batches a Dispatch stream may have, 1 to 64"

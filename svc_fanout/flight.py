@@ -66,6 +66,7 @@ class Flight:
         """
         self.lane = lane
         self.reader = reader
+        reader.on_leave(self._commit)
         self._stopping = False
         self._delivery = delivery
         self._metrics = metrics

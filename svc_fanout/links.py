@@ -7,18 +7,15 @@ stream fails what was unanswered: the worker sends it again, which is harmless.
 from __future__ import annotations
 
 import asyncio
-import random
-
-import msgspec
+from contextlib import AbstractAsyncContextManager
 
 from heliograph.delivery.v1 import delivery_service_pb2 as pb
 from heliograph.delivery.v1 import delivery_service_pb2_grpc as pb_grpc
 from heliograph.type.v1 import notification_pb2
-from mesh.backoff import full_jitter
 from mesh.channel import Channels
 from mesh.clock import Clock
-from mesh.errors import FailedPrecondition, Unavailable
-from mesh.loops import why_ended
+from mesh.errors import FailedPrecondition, Failure, Unavailable
+from mesh.links import PACE, KeptStream, Pace
 from mesh.streams import Bidi, connect
 from mesh.telemetry import logger
 from svc_fanout.metrics import Metrics
@@ -33,27 +30,6 @@ _LARGEST_WINDOW = 64
 _FRAMES = _LARGEST_WINDOW + 16
 
 _Stream = Bidi[pb.DispatchRequest, pb.DispatchResponse]
-
-
-class Pace(msgspec.Struct, frozen=True):
-    """How a link keeps time, in seconds.
-
-    Attributes:
-        ping: from one ping to the next, and from one look at the silence to the next.
-        silence: so long may the peer say nothing; also the end of the wait for its answer to the opening.
-        first_retry: bound of the first wait before a new stream.
-        last_retry: largest bound.
-        steady: a stream that lived so long starts the back-off anew.
-    """
-
-    ping: float = 1.0
-    silence: float = 3.0
-    first_retry: float = 0.1
-    last_retry: float = 2.0
-    steady: float = 5.0
-
-
-PACE = Pace()
 
 
 class DispatchLink:
@@ -75,7 +51,6 @@ class DispatchLink:
         self._channels = channels
         self._clock = clock
         self._metrics = metrics
-        self._pace = pace
         self._pacing = pacing
         self._log = logger().bind(priority=notification_pb2.Priority.Name(priority))
         self._stream: _Stream | None = None
@@ -87,7 +62,9 @@ class DispatchLink:
         self._unanswered: dict[int, tuple[Answer, int, float]] = {}
         self._unanswered_bytes = 0
         self._room = asyncio.Event()
-        self._heard = 0.0
+        self._kept: KeptStream[pb.DispatchRequest, pb.DispatchResponse] = KeptStream(
+            self, peer="delivery", clock=clock, log=self._log, pace=pace
+        )
 
     async def send(self, batch: pb.DispatchBatch) -> Answer:
         """See the port."""
@@ -114,73 +91,68 @@ class DispatchLink:
 
     async def run(self) -> None:
         """Keeps a stream open, with full-jitter back-off between tries, until cancelled."""
-        attempt = 0
-        while True:
-            began = self._clock.monotonic()
-            self._moving = False
-            failure = await why_ended(self._serve_stream, log=self._log)
-            if failure is not None:
-                level = self._log.info if self._moving else self._log.warning
-                level("dispatch_lost", reason=failure.reason, error=failure.message)
-            lived = self._clock.monotonic() - began
-            attempt = 0 if self._moving or lived > self._pace.steady else attempt + 1
-            await asyncio.sleep(
-                full_jitter(attempt, base=self._pace.first_retry, cap=self._pace.last_retry, random=random.random())
-            )
+        await self._kept.run()
 
-    async def _serve_stream(self) -> None:
+    # ------------------------------------------------------------ what is said: see `mesh.links.Talk`
+
+    def connect(self) -> AbstractAsyncContextManager[_Stream]:
+        """See `Talk`."""
+        self._moving = False
         stub = pb_grpc.DeliveryServiceStub(self._channels.stream("delivery"))
-        try:
-            async with (
-                connect(stub.Dispatch, metadata=self._channels.metadata(), limit=_FRAMES) as stream,
-                asyncio.TaskGroup() as group,
-            ):
-                group.create_task(stream.write_loop())
-                self._open(stream, await self._shake_hands(stream))
-                group.create_task(self._keep_alive(stream))
-                await self._read(stream)
-                raise Unavailable(
-                    "delivery ended the stream", reason="DRAINING" if self._moving else "PEER_UNAVAILABLE"
-                )
-        finally:
-            self._close()
+        return connect(stub.Dispatch, metadata=self._channels.metadata(), limit=_FRAMES)
 
-    async def _shake_hands(self, stream: _Stream) -> pb.DispatchReady:
-        stream.send(
-            pb.DispatchRequest(
-                open=pb.DispatchOpen(
-                    protocol_version=PROTOCOL_VERSION,
-                    fanout_id=self._process,
-                    priority=self._priority,
-                    features=FEATURES,
-                )
+    def opening(self) -> pb.DispatchRequest:
+        """See `Talk`."""
+        return pb.DispatchRequest(
+            open=pb.DispatchOpen(
+                protocol_version=PROTOCOL_VERSION,
+                fanout_id=self._process,
+                priority=self._priority,
+                features=FEATURES,
             )
         )
-        try:
-            # Cancelling a read ends the call: that is what a peer deserves that takes a stream and says nothing.
-            async with asyncio.timeout(self._pace.silence):
-                frame = await stream.read()
-        except TimeoutError:
-            raise Unavailable("delivery did not answer the opening", reason="PEER_UNAVAILABLE") from None
-        if frame is None or frame.WhichOneof("frame") != "ready":
-            raise Unavailable("delivery answered the opening with another frame", reason="PEER_UNAVAILABLE")
-        if frame.ready.protocol_version != PROTOCOL_VERSION:
-            raise FailedPrecondition(
-                f"delivery speaks protocol version {frame.ready.protocol_version}", reason="VERSION_UNSUPPORTED"
-            )
-        return frame.ready
 
-    def _open(self, stream: _Stream, ready: pb.DispatchReady) -> None:
+    def opened(self, stream: _Stream, answer: pb.DispatchResponse) -> None:
+        """See `Talk`."""
+        if answer.WhichOneof("frame") != "ready":
+            raise Unavailable("delivery answered the opening with another frame", reason="PEER_UNAVAILABLE")
+        ready = answer.ready
+        if ready.protocol_version != PROTOCOL_VERSION:
+            raise FailedPrecondition(
+                f"delivery speaks protocol version {ready.protocol_version}", reason="VERSION_UNSUPPORTED"
+            )
         self._sequence = 0
         self._window_count = max(1, min(ready.window_count, _LARGEST_WINDOW))
         self._window_bytes = ready.window_bytes
-        self._heard = self._clock.monotonic()
         self._stream = stream
         self._metrics.streams.inc()
         self._log.info("dispatch_opened", window_count=self._window_count)
         self._room.set()
 
-    def _close(self) -> None:
+    async def beside(self) -> None:
+        """See `Talk`; there is nothing."""
+
+    def ping(self, number: int) -> pb.DispatchRequest:
+        """See `Talk`."""
+        return pb.DispatchRequest(ping=pb.DispatchPing(ping_number=number))
+
+    def take(self, frame: pb.DispatchResponse) -> None:
+        """See `Talk`."""
+        match frame.WhichOneof("frame"):
+            case "result":
+                self._take_result(frame.result)
+            case "ping":
+                pass
+            case "drain":
+                self._moving = True
+            case _:
+                self._metrics.unknown_frames.inc()
+        if self._moving and not self._unanswered and self._stream is not None:
+            # Delivery ends its side when it has seen the end of ours.
+            self._stream.close()
+
+    def closed(self) -> None:
+        """See `Talk`."""
         if self._stream is not None:
             self._metrics.streams.dec()
         self._stream = None
@@ -190,32 +162,19 @@ class DispatchLink:
         self._unanswered.clear()
         self._unanswered_bytes = 0
 
-    async def _read(self, stream: _Stream) -> None:
-        while (frame := await stream.read()) is not None:
-            self._heard = self._clock.monotonic()
-            match frame.WhichOneof("frame"):
-                case "result":
-                    self._take_result(frame.result)
-                case "ping":
-                    pass
-                case "drain":
-                    self._moving = True
-                case _:
-                    self._metrics.unknown_frames.inc()
-            if self._moving and not self._unanswered:
-                # Delivery ends its side when it has seen the end of ours.
-                stream.close()
+    def lost(self, failure: Failure | None) -> bool:
+        """See `Talk`."""
+        if failure is not None:
+            level = self._log.info if self._moving else self._log.warning
+            level("dispatch_lost", reason=failure.reason, error=failure.message)
+        return self._moving
 
-    async def _keep_alive(self, stream: _Stream) -> None:
-        number = 0
-        while True:
-            await asyncio.sleep(self._pace.ping)
-            if not stream.pending:
-                # What waits to be written is a sign of life too, and pings must not take its room.
-                number += 1
-                stream.send(pb.DispatchRequest(ping=pb.DispatchPing(ping_number=number)))
-            if self._clock.monotonic() - self._heard > self._pace.silence:
-                raise Unavailable(f"delivery was silent for {self._pace.silence:g} s", reason="PEER_UNAVAILABLE")
+    @property
+    def leaves(self) -> bool:
+        """See `Talk`."""
+        return self._moving
+
+    # ------------------------------------------------------------ the window
 
     def _take_result(self, result: pb.DispatchResult) -> None:
         known = self._unanswered.pop(result.sequence, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from heliograph.access.v1 import access_pb2
@@ -13,9 +13,18 @@ from mesh.access import read_access
 from mesh.app import App, StartError, run
 from mesh.channel import Channels
 from mesh.errors import Failure
-from mesh.lanes import LaneReader, LaneWriter, open_reader, open_writer, position_migrations
+from mesh.lanes import (
+    LaneReader,
+    LaneWriter,
+    is_embedded,
+    lane_stores,
+    open_reader,
+    open_writer,
+    position_migrations,
+)
 from mesh.server import Server
 from mesh.sqlite import Writer, file_of
+from mesh.stores import StoreAdmin, require_all
 from mesh.telemetry import path_tracer
 from svc_fanout import registry
 from svc_fanout.batching import LARGEST_BATCH_RECIPIENTS
@@ -24,6 +33,7 @@ from svc_fanout.flight import Flight, Trace
 from svc_fanout.links import DispatchLink
 from svc_fanout.metrics import Metrics
 from svc_fanout.pacing import PIECE_RECIPIENTS, Pacing
+from svc_fanout.parked import Lane, ParkedRecords
 from svc_fanout.peers import GrpcPrefs
 from svc_fanout.planner import Planner
 from svc_fanout.service import FanoutService
@@ -57,7 +67,10 @@ class _Wiring:
         self.categories = _read_registry(settings.categories_file)
         self.metrics = Metrics(app.telemetry)
         self.trace = path_tracer() if settings.trace_log else None
-        self.positions = Writer(file_of(settings.positions_url, settings.data_dir), migrations=position_migrations())
+        self.positions: Writer | None = None
+        if is_embedded(settings.lanes_url):
+            path = file_of(settings.positions_url, settings.data_dir)
+            self.positions = Writer(path, migrations=position_migrations())
         self.channels = Channels(
             service=settings.service,
             process=settings.process,
@@ -74,16 +87,21 @@ class _Wiring:
             poll_interval=settings.poll_interval,
         )
         self.readers: dict[str, LaneReader] = {}
+        self.lanes: dict[str, Lane] = {}
         self.workers: list[LaneWorker | SliceWorker] = []
         self.turn = asyncio.Lock()
         self.pacing = Pacing()
 
     def wire(self) -> None:
         app, settings = self.app, self.settings
-        app.resource("positions", self.positions.open, self.positions.close)
+        if self.positions is not None:
+            app.resource("positions", self.positions.open, self.positions.close)
+        admins = stores(settings)
+        app.resource("lanes", lambda: require_all(admins), None)
         app.resource("channels", None, self.channels.close)
         for lane, priority in _PRIORITIES.items():
             self._wire_lane(lane, priority)
+        app.dependencies.watch("lanes", settings.lanes_url, next(iter(self.readers.values())))
         app.supervise("wishes", self.wishes.run)
         app.on_drain("workers", self._drain)
         descriptor = fanout_service_pb2.DESCRIPTOR.services_by_name["FanoutService"]
@@ -97,7 +115,7 @@ class _Wiring:
             telemetry=app.telemetry,
             clock=app.clock,
         )
-        servicer = FanoutService(self.readers)
+        servicer = FanoutService(self.readers, ParkedRecords(self.lanes, app.clock))
         server.add(fanout_service_pb2_grpc.add_FanoutServiceServicer_to_server, servicer, descriptor)
         app.log.info(
             "store_chosen",
@@ -134,6 +152,8 @@ class _Wiring:
             slice_size=settings.slice_size,
             trace=self.trace,
         )
+        self.lanes[lane] = Lane(flight.reader, writer, planner.plan_again)
+        self.lanes[f"slices-{lane}"] = Lane(slice_flight.reader, writer, None)
         worker = LaneWorker(
             flight=flight,
             planner=planner,
@@ -219,6 +239,12 @@ class _Wiring:
                 self.metrics.lag[lane].set(lag.record_count)
                 self.metrics.lag_age[lane].set(lag.oldest_age)
             await asyncio.sleep(_LAG_INTERVAL)
+
+
+def stores(settings: FanoutSettings) -> Sequence[StoreAdmin]:
+    """Returns what looks after the stores that these settings name; embedded ones need nobody."""
+    names = [name for lane in _PRIORITIES for name in (lane, f"slices-{lane}")]
+    return lane_stores(settings.lanes_url, names, reads=True)
 
 
 def _only_dispatched(trace: Trace | None) -> Trace | None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from mesh.clock import Clock
-from mesh.errors import Failure
+from mesh.errors import Failure, Unavailable
 from mesh.ids import join_key
 from mesh.lanes import LaneWriter, Record
 from mesh.telemetry import logger
@@ -84,6 +84,43 @@ class Planner:
         """
         await self._room.acquire()
         group.create_task(self._plan_in_turn(event, mark or Mark(event.envelope.event_id, 0, ""), group))
+
+    async def plan_again(self, event: Event, redrive_us: int) -> None:
+        """Plans an event that was parked, of whatever size, into slices; they are durable on return.
+
+        Args:
+            event: as its record was read.
+            redrive_us: when an operator said so.
+
+        Raises:
+            Unavailable: lane or prefs does not answer; some slices may be written, doing it again is harmless.
+        """
+        failure: Failure | None = None
+        async with asyncio.TaskGroup() as group:
+            roll = Roll(event, prefs=self._prefs, group=group, page_size=self._slice_size)
+            try:
+                await self._write_again(event, roll, redrive_us)
+            except Failure as refused:
+                # Raised outside: the group would wrap it.
+                failure = refused
+            finally:
+                roll.close()
+        if failure is not None:
+            raise failure
+
+    async def _write_again(self, event: Event, roll: Roll, redrive_us: int) -> None:
+        fallback = core.fallback_of(self._categories, event.envelope.category)
+        key = join_key(event.envelope.tenant_id, event.envelope.event_id).encode()
+        index = 0
+        while (members := await roll.next()) is not None:
+            now_us = round(self._clock.wall() * 1_000_000)
+            decisions = await self._wishes.ask(core.wanted([(event, members)], now_us), remember=False)
+            planned = core.decide(event, members, decisions, now_us, fallback)
+            if planned is None:
+                raise Unavailable("prefs does not answer", reason="PEER_UNAVAILABLE")
+            records = slices.cut(planned, index, redrive_us)
+            await self._writer.append([Record(key, record.SerializeToString()) for record in records])
+            index += len(records)
 
     async def _plan_in_turn(self, event: Event, mark: Mark, group: asyncio.TaskGroup) -> None:
         try:

@@ -16,11 +16,13 @@ class FanoutSettings(ServiceSettings):
     service: ClassVar[str] = "fanout"
 
     lanes_url: str = Field(
-        "sqlite:///lanes", description="where the event lanes are: sqlite:///folder, relative to data_dir"
+        "sqlite:///lanes",
+        description="where the event lanes are: sqlite:///folder, relative to data_dir, or "
+        "kafka://HOST:PORT,HOST:PORT/PREFIX?partitions=4&replicas=3 with ca=, cert=, key=, credentials=FILE, sasl=",
     )
     positions_url: str = Field(
         "sqlite:///positions.db",
-        description="where positions and parked records are kept: sqlite:///path, relative to data_dir",
+        description="where embedded lanes keep positions and parked records: sqlite:///path, relative to data_dir",
     )
     categories_file: Path = Field(
         Path("deploy/categories.toml"), description="TOML file with the registry of categories"

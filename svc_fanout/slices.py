@@ -16,6 +16,7 @@ from heliograph.delivery.v1 import delivery_service_pb2
 from heliograph.fanout.v1 import slice_record_pb2
 from heliograph.type.v1 import plan_pb2
 from mesh.errors import DataLoss
+from mesh.times import set_micros
 from svc_fanout import core
 from svc_fanout.batching import Batch, batches
 from svc_fanout.core import Event, Planned
@@ -52,8 +53,14 @@ def note_of(mark: Mark) -> bytes:
     return msgspec.msgpack.encode(mark)
 
 
-def cut(planned: Planned, first_index: int) -> list[slice_record_pb2.SliceRecord]:
-    """Returns a decided part of an audience as slices; each of them makes one batch."""
+def cut(planned: Planned, first_index: int, redrive_us: int | None = None) -> list[slice_record_pb2.SliceRecord]:
+    """Returns a decided part of an audience as slices; each of them makes one batch.
+
+    Args:
+        planned: the part.
+        first_index: of its first slice.
+        redrive_us: when an operator tried the event again.
+    """
     records = []
     for index, batch in enumerate(batches([planned]), start=first_index):
         (dispatch,) = batch.message.dispatches
@@ -62,6 +69,8 @@ def cut(planned: Planned, first_index: int) -> list[slice_record_pb2.SliceRecord
                 envelope=dispatch.envelope, plans=batch.message.plans, groups=dispatch.groups, slice_index=index
             )
         )
+        if redrive_us is not None:
+            set_micros(records[-1].redrive_time, redrive_us)
     return records
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from heliograph.access.v1 import access_pb2
 from heliograph.ingest.v1 import ingest_service_pb2, ingest_service_pb2_grpc
 from mesh.access import read_access
 from mesh.app import App, StartError, run
-from mesh.lanes import open_writer
+from mesh.lanes import is_embedded, lane_stores, open_writer
 from mesh.server import Server
 from mesh.sqlite import Reader, file_of
+from mesh.stores import StoreAdmin, require_all
 from mesh.tokens import TokenVerifier
 from svc_ingest import registry
 from svc_ingest.gate import Gate
@@ -21,7 +23,7 @@ from svc_ingest.overload import Limits
 from svc_ingest.record import LANES
 from svc_ingest.service import IngestServicer
 from svc_ingest.settings import IngestSettings
-from svc_ingest.store import open_store
+from svc_ingest.store import admins, open_store
 from svc_ingest.watch import Watch
 from svc_ingest.worker import Sweep
 
@@ -30,7 +32,8 @@ def wire(app: App, settings: IngestSettings) -> None:
     """Builds the process; nothing runs yet."""
     registries = read_registries(settings.categories_file, settings.producers_file)
     log = open_store(settings.request_log_url, settings.data_dir)
-    positions = Reader(file_of(settings.positions_url, settings.data_dir))
+    embedded = is_embedded(settings.lanes_url)
+    positions = Reader(file_of(settings.positions_url, settings.data_dir)) if embedded else None
     lanes = {
         name: open_writer(
             settings.lanes_url,
@@ -81,8 +84,13 @@ def wire(app: App, settings: IngestSettings) -> None:
         categories=len(registries.default_priorities),
         producers=len(registries.grants),
     )
+    app.dependencies.watch("request_log", settings.request_log_url, log)
     app.resource("request_log", log.open, log.close)
-    app.resource("positions", positions.open, positions.close)
+    if positions is not None:
+        app.resource("positions", positions.open, positions.close)
+    lane_admins = lane_stores(settings.lanes_url, list(lanes), reads=False)
+    app.resource("lanes", lambda: require_all(lane_admins), None)
+    app.dependencies.watch("lanes", settings.lanes_url, next(iter(lanes.values())))
     for name, lane in lanes.items():
         app.resource(f"lane_{name}", lane.open, lane.close)
     app.resource("server", server.start, lambda: server.stop(settings.drain_limit))
@@ -93,6 +101,14 @@ def wire(app: App, settings: IngestSettings) -> None:
     app.supervise("sweep", Sweep(log=log, lanes=lanes, clock=app.clock, metrics=metrics).run)
     watch = Watch(gate=gate, lanes=lanes, count_calls=server.count_calls, clock=app.clock, metrics=metrics)
     app.supervise("watch", watch.run)
+
+
+def stores(settings: IngestSettings) -> Sequence[StoreAdmin]:
+    """Returns what looks after the stores that these settings name; embedded ones need nobody."""
+    return [
+        *admins(settings.request_log_url),
+        *lane_stores(settings.lanes_url, list(LANES.values()), reads=False),
+    ]
 
 
 def limits_of(settings: IngestSettings) -> Limits:

@@ -42,6 +42,8 @@ _Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 _MICROS = 1_000_000
 _MICRO_NS = 1_000
 _ID_BYTES = 16
+# What the request log is told at once, by calls that did not wait for it.
+LOG_CALLS = 1_000
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -93,6 +95,8 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         self._draw = draw
         self._spawn = spawn
         self._trace = trace
+        # Calls to the log that outlast theirs.
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def Publish(
         self,
@@ -164,7 +168,9 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         held_back = self._hold_back(drafts, verdicts, call)
         appended = {**await self._append(drafts, verdicts, held_back, call), **held_back}
         outcomes = repeats.conclude(drafts, verdicts, appended)
-        await self._remember(claims, repeats.close(drafts, verdicts, outcomes), outcomes)
+        # Whoever waited for the log in vain does not wait for it again.
+        answered = any(fact is not None for fact in known)
+        await self._remember(claims, repeats.close(drafts, verdicts, outcomes), outcomes, wait=answered)
         return outcomes
 
     async def _begin(self, claims: Sequence[Claim | None], now: float) -> list[Known | None]:
@@ -243,7 +249,12 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         return None
 
     async def _remember(
-        self, claims: Sequence[Claim | None], closings: Sequence[repeats.Closing], outcomes: Sequence[repeats.Outcome]
+        self,
+        claims: Sequence[Claim | None],
+        closings: Sequence[repeats.Closing],
+        outcomes: Sequence[repeats.Outcome],
+        *,
+        wait: bool,
     ) -> None:
         """Tells the request log. The lane has the events: whatever happens here, the answer stands."""
         finished: list[Answer] = []
@@ -254,15 +265,22 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
             elif claim is not None and closing is repeats.Closing.RELEASE:
                 released.append(claim)
         if finished:
-            await self._tell_log("finish", len(finished), self._log.finish(finished))
+            await self._tell_log("finish", len(finished), self._log.finish(finished), wait=wait)
         if released:
-            await self._tell_log("release", len(released), self._log.release(released))
+            await self._tell_log("release", len(released), self._log.release(released), wait=wait)
 
-    async def _tell_log(self, step: str, count: int, told: Coroutine[Any, Any, None]) -> None:
-        """Waits for the log no longer than the limit; what takes longer goes on without the call."""
-        done, _ = await asyncio.wait(
-            {self._spawn(self._tell_quietly(step, count, told))}, timeout=limits.REQUEST_LOG_WAIT_S
-        )
+    async def _tell_log(self, step: str, count: int, told: Coroutine[Any, Any, None], *, wait: bool) -> None:
+        """Waits for the log no longer than the limit; what takes longer goes on without the call, unless much does."""
+        if len(self._telling) >= LOG_CALLS:
+            told.close()
+            self._metrics.skip_log(step, count)
+            return
+        task = self._spawn(self._tell_quietly(step, count, told))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+        if not wait:
+            return
+        done, _ = await asyncio.wait({task}, timeout=limits.REQUEST_LOG_WAIT_S)
         if not done:
             self._metrics.skip_log(step, count)
             logger().warning("request_log_skipped", step=step, requests=count, error="slow")

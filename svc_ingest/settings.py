@@ -16,10 +16,15 @@ class IngestSettings(ServiceSettings):
     service: ClassVar[str] = "ingest"
 
     lanes_url: str = Field(
-        "sqlite:///lanes", description="event lanes: sqlite:///FOLDER, below data_dir unless absolute"
+        "sqlite:///lanes",
+        description="event lanes: sqlite:///FOLDER, below data_dir unless absolute, or "
+        "kafka://HOST:PORT,HOST:PORT/PREFIX?partitions=4&replicas=3 with ca=, cert=, key=, credentials=FILE, sasl=",
     )
     request_log_url: str = Field(
-        "sqlite:///requests.db", description="request log: sqlite:///FILE, below data_dir unless absolute"
+        "sqlite:///requests.db",
+        description="request log: sqlite:///FILE, below data_dir unless absolute, or Redis: "
+        "redis://HOST:PORT/DATABASE?prefix=NAME, redis+cluster://HOST:PORT,HOST:PORT/, "
+        "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE",
     )
     categories_file: Path = Field(
         Path("deploy/categories.toml"), description="TOML file with the registry of categories"
@@ -30,7 +35,7 @@ class IngestSettings(ServiceSettings):
     positions_url: str = Field(
         "sqlite:///positions.db",
         description="where fanout keeps how far it has read, to know what waits: sqlite:///FILE, below data_dir unless "
-        "absolute; only read",
+        "absolute; only read, and only for embedded lanes",
     )
     wait_limit: Annotated[float, Field(gt=0.0, le=3600.0)] = Field(
         5.0,

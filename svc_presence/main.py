@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from heliograph.access.v1 import access_pb2
 from heliograph.presence.v1 import presence_service_pb2, presence_service_pb2_grpc
 from mesh.access import read_access
 from mesh.app import App, run
+from mesh.errors import Unavailable
 from mesh.server import Server
+from mesh.stores import StoreAdmin
 from svc_presence.metrics import Metrics
 from svc_presence.service import PresenceService
 from svc_presence.settings import PresenceSettings
-from svc_presence.store import open_store
+from svc_presence.store import admins, open_store
 
 _SWEEP_INTERVAL = 30.0
 
 
 def wire(app: App, settings: PresenceSettings) -> None:
     """Builds the process; nothing runs yet."""
-    store = open_store(settings.store_url, lease=settings.lease)
+    store = open_store(settings.store_url, lease=settings.lease, clock=app.clock)
     descriptor = presence_service_pb2.DESCRIPTOR.services_by_name["PresenceService"]
     server = Server(
         name=settings.service,
@@ -40,15 +43,26 @@ def wire(app: App, settings: PresenceSettings) -> None:
     async def sweep() -> None:
         while True:
             await asyncio.sleep(_SWEEP_INTERVAL)
-            dropped = await store.sweep(app.clock.monotonic())
+            try:
+                dropped = await store.sweep(app.clock.monotonic())
+            except Unavailable as error:
+                app.log.warning("sweep_failed", error=str(error))
+                continue
             if dropped:
                 app.log.info("entries_swept", session_count=dropped)
 
     app.log.info("store_chosen", store_url=settings.store_url)
+    app.dependencies.watch("presence", settings.store_url, store)
+    app.resource("store", store.open, store.close)
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.supervise("sweep", sweep)
     app.on_ready(server.set_serving)
     app.dependencies.on_change(server.set_dependency)
+
+
+def stores(settings: PresenceSettings) -> Sequence[StoreAdmin]:
+    """Returns what looks after the stores that these settings name; embedded ones need nobody."""
+    return admins(settings.store_url)
 
 
 def main() -> None:

@@ -68,8 +68,18 @@ class Report(msgspec.Struct, frozen=True):
 class PresenceStore(Protocol):
     """Node leases and session entries. Soft state: it may be lost, the nodes report again.
 
-    Every method is one atomic step. `now` is the caller's monotonic time in seconds.
+    Every method is one atomic step, or one for each recipient where a store is spread; several processes may share a
+    store. `now` is the caller's monotonic time in seconds; a shared store reckons it into a time of its own. Every
+    method raises `mesh.errors.Unavailable` when the store cannot be used; then nothing is known about what was written.
     """
+
+    async def open(self) -> None:
+        """Opens the store; raises one line with where and what when it cannot be used."""
+        ...
+
+    async def close(self) -> None:
+        """Closes the store; harmless when it is not open."""
+        ...
 
     @property
     def incarnation(self) -> str:
@@ -113,5 +123,8 @@ class PresenceStore(Protocol):
         ...
 
     async def sweep(self, now: float) -> int:
-        """Drops entries of nodes whose lease ended long ago; returns how many sessions were dropped."""
+        """Drops entries of nodes whose lease ended long ago; returns how many sessions were dropped.
+
+        A store that forgets by itself returns 0.
+        """
         ...

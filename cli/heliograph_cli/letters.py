@@ -14,7 +14,7 @@ from heliograph.delivery.v1 import (
     delivery_service_pb2_grpc,
 )
 from heliograph.type.v1 import notification_pb2, plan_pb2
-from heliograph_cli import texts
+from heliograph_cli import parked, texts
 from heliograph_cli.connection import OPERATOR, Actor, Connection, Reach, connect
 from heliograph_cli.failures import REFUSED, CommandFailed
 
@@ -39,11 +39,15 @@ async def show_list(reach: Reach, wanted: Filter, *, limit: int, as_json: bool) 
             if as_json:
                 typer.echo(texts.json_line(letter))
             found.append(letter)
+        # Records that never became deliveries are kept elsewhere, and an operator looks here first.
+        elsewhere = "" if as_json or wanted != Filter("", 0) else await parked.hint(connection)
     if as_json:
         return
     if found:
         texts.table(("TIME", "REASON", "RECIPIENT", "CHANNEL", "EVENT", "ID"), [_row(letter) for letter in found])
     typer.echo(f"{len(found)} listed")
+    if elsewhere:
+        typer.echo(elsewhere)
 
 
 async def show_one(reach: Reach, dead_letter_id: str, *, as_json: bool) -> None:

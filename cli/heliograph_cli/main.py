@@ -9,7 +9,17 @@ import sys
 
 import typer
 
-from heliograph_cli.commands import dead_letters, events, installation, operators, recipients, run, stores, topics
+from heliograph_cli.commands import (
+    dead_letters,
+    events,
+    installation,
+    operators,
+    parked,
+    recipients,
+    run,
+    stores,
+    topics,
+)
 from heliograph_cli.failures import CommandFailed, of_call
 from mesh.errors import Failure
 
@@ -21,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or start, 3 refused by a service, 4 not available.",
 )
-for part in (run, events, recipients, topics, operators, dead_letters, stores, installation):
+for part in (run, events, recipients, topics, operators, dead_letters, parked, stores, installation):
     part.register(app)
 
 

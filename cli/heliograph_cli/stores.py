@@ -161,9 +161,12 @@ async def _ask(target: Target, question: Callable[[Target], Awaitable[list[Line]
 def _line(
     target: Target, state: Literal["ok", "missing", "behind", "wrong", "done", "planned", "failed"], text: str
 ) -> Line:
-    return Line(
-        state, target.service, target.admin.what, target.admin.url, " ".join(text.split()), _REMEDIES.get(state, "")
-    )
+    what, url = target.admin.what, target.admin.url
+    text = " ".join(text.split())
+    # Which store and where has a place of its own in each line.
+    for known in (f"{what} at {url}: ", f"{what}: ", f"{url}: "):
+        text = text.removeprefix(known)
+    return Line(state, target.service, what, url, text, _REMEDIES.get(state, ""))
 
 
 def _text(finding: Finding) -> str:

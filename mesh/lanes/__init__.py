@@ -6,8 +6,7 @@ A lane carries bytes and must not know what they mean. Steps 3, 4 and 5 of the w
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,9 +14,12 @@ import msgspec
 
 from mesh.clock import Clock
 from mesh.errors import DataLoss, Unavailable
+from mesh.lanes.positions import LowWater, offset_of, partition_of, position_of
 from mesh.sqlite import Migration, Reader, StoreUrlError, Writer, file_of, load_migrations
+from mesh.stores import StoreAdmin
 
 __all__ = [
+    "KNOWN",
     "Backlog",
     "Lag",
     "LaneReader",
@@ -28,6 +30,8 @@ __all__ = [
     "PositionLost",
     "Record",
     "Stored",
+    "is_embedded",
+    "lane_stores",
     "offset_of",
     "open_reader",
     "open_writer",
@@ -36,22 +40,8 @@ __all__ = [
     "position_of",
 ]
 
-_OFFSET_BITS = 48
-
-
-def position_of(partition: int, offset: int) -> int:
-    """Returns the position of a record: order, and what a commit covers, are matters of one partition."""
-    return partition << _OFFSET_BITS | offset
-
-
-def partition_of(position: int) -> int:
-    """Returns the partition of a position; 0 in a lane that has no partitions."""
-    return position >> _OFFSET_BITS
-
-
-def offset_of(position: int) -> int:
-    """Returns the place of a position within its partition."""
-    return position & ((1 << _OFFSET_BITS) - 1)
+KNOWN = "sqlite:///folder, kafka://host:9092,host:9092/PREFIX?partitions=4&replicas=3"
+_KAFKA = "kafka://"
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -211,8 +201,15 @@ class LaneReader(Protocol):
         """
         ...
 
+    def on_leave(self, finish: Callable[[], Awaitable[None]]) -> None:
+        """Registers what is awaited before partitions go to another process: the last moment to commit what is done.
+
+        A lane that only one process reads never calls it.
+        """
+        ...
+
     async def lag(self) -> Lag:
-        """Returns what is not committed yet."""
+        """Returns what is not committed yet, of all processes that share the lane."""
         ...
 
     async def containing(self, part: bytes, limit: int) -> Sequence[Stored]:
@@ -234,6 +231,10 @@ class LaneReader(Protocol):
 
     async def parked(self, limit: int) -> Sequence[Parked]:
         """Returns the first parked records in order of position."""
+        ...
+
+    async def unpark(self, record: Parked) -> None:
+        """Forgets a parked record, as `parked` returned it; durable on return. Doing it again changes nothing."""
         ...
 
     async def note(self, position: int, note: bytes) -> None:
@@ -280,71 +281,6 @@ class LaneReader(Protocol):
         ...
 
 
-class _Mark:
-    """The low-water mark of one partition."""
-
-    __slots__ = ("done", "last", "open", "point")
-
-    def __init__(self, position: int) -> None:
-        self.last = position
-        self.open = deque([position])
-        self.done: set[int] = set()
-        self.point: int | None = None
-
-
-class LowWater:
-    """Up to where each partition may be committed when records finish in any order.
-
-    That is the last position with none unfinished below it in its partition.
-    """
-
-    def __init__(self) -> None:
-        self._marks: dict[int, _Mark] = {}
-        self._kept = 0
-
-    def add(self, position: int) -> None:
-        """Notes a record that was read.
-
-        One that is not above those before it in its partition says that the partition was away and came back: it begins
-        anew, and what was open in it is open no more.
-        """
-        partition = partition_of(position)
-        mark = self._marks.get(partition)
-        if mark is not None and position > mark.last:
-            mark.last = position
-            mark.open.append(position)
-        else:
-            if mark is not None:
-                self._kept -= len(mark.open)
-            self._marks[partition] = _Mark(position)
-        self._kept += 1
-
-    def done(self, position: int) -> None:
-        """Notes that a record is finished; saying it again, or of one that is not open, changes nothing."""
-        mark = self._marks.get(partition_of(position))
-        if mark is None or not mark.open or not mark.open[0] <= position <= mark.last:
-            return
-        mark.done.add(position)
-        while mark.open and mark.open[0] in mark.done:
-            mark.point = mark.open.popleft()
-            mark.done.discard(mark.point)
-            self._kept -= 1
-
-    def commit_points(self) -> list[int]:
-        """Returns one position for each partition up to which everything added is done; none where the first is not."""
-        return [mark.point for mark in self._marks.values() if mark.point is not None]
-
-    @property
-    def kept(self) -> int:
-        """How many records are at or above the first unfinished one of their partition, done or not."""
-        return self._kept
-
-    @property
-    def unfinished(self) -> int:
-        """How many records were added and are not done."""
-        return self._kept - sum(len(mark.done) for mark in self._marks.values())
-
-
 def position_migrations() -> list[Migration]:
     """The schema of a file that holds the positions, notes and parked records of one process's embedded lanes."""
     return load_migrations("mesh.lanes", "migrations/positions")
@@ -363,7 +299,8 @@ def open_writer(
     """Returns the writing end of a lane; `open` it before use.
 
     Args:
-        url: `sqlite:///folder`, relative to `data_dir` or absolute: the lane is the file `<name>.db` in it.
+        url: `sqlite:///folder`, relative to `data_dir` or absolute: the lane is the file `<name>.db` in it. Or
+            `kafka://host:port/PREFIX`: the topic `PREFIX.<name>`, and of what follows only the clock counts.
         name: the lane's name.
         data_dir: where relative paths start.
         run_dir: where the reader's doorbell is.
@@ -374,7 +311,13 @@ def open_writer(
 
     Raises:
         StoreUrlError: a scheme that is not known.
+        StartError: an engine's URL that cannot be used.
     """
+    if url.startswith(_KAFKA):
+        from mesh.kafka import parse_cluster
+        from mesh.lanes.kafka import KafkaLaneWriter
+
+        return KafkaLaneWriter(name, cluster=parse_cluster("lanes_url", url), clock=clock)
     from mesh.lanes.sqlite import SqliteLaneWriter
 
     path = _lane_file(url, name, data_dir)
@@ -382,7 +325,14 @@ def open_writer(
 
 
 def open_reader(
-    url: str, name: str, *, data_dir: Path, run_dir: Path, clock: Clock, positions: Writer, lock_wait: float = 10.0
+    url: str,
+    name: str,
+    *,
+    data_dir: Path,
+    run_dir: Path,
+    clock: Clock,
+    positions: Writer | None,
+    lock_wait: float = 10.0,
 ) -> LaneReader:
     """Returns the reading end of a lane; `open` it before use.
 
@@ -392,16 +342,49 @@ def open_reader(
         data_dir: where relative paths start.
         run_dir: where the doorbell is put.
         clock: for ages and the time of parking.
-        positions: an open file with `position_migrations`, shared by all lanes that this process reads.
+        positions: an open file with `position_migrations`, shared by all embedded lanes that this process reads.
         lock_wait: seconds to wait for a hand-over.
 
     Raises:
         StoreUrlError: a scheme that is not known.
+        StartError: an engine's URL that cannot be used.
+        ValueError: an embedded lane without positions.
     """
+    if url.startswith(_KAFKA):
+        from mesh.kafka import parse_cluster
+        from mesh.lanes.kafka_reader import KafkaLaneReader
+
+        return KafkaLaneReader(name, cluster=parse_cluster("lanes_url", url), clock=clock)
     from mesh.lanes.sqlite import SqliteLaneReader
 
     path = _lane_file(url, name, data_dir)
+    if positions is None:
+        raise ValueError(f"lane {name}: a reader of an embedded lane needs a file of positions")
     return SqliteLaneReader(name, path=path, run_dir=run_dir, clock=clock, positions=positions, lock_wait=lock_wait)
+
+
+def is_embedded(url: str) -> bool:
+    """Says whether lanes at this URL are files of this machine."""
+    return not url.startswith(_KAFKA)
+
+
+def lane_stores(url: str, names: Sequence[str], *, reads: bool) -> Sequence[StoreAdmin]:
+    """Returns what looks after the lanes of a process; nothing does while they are embedded.
+
+    Args:
+        url: as for `open_writer`.
+        names: the lanes that the process writes or reads.
+        reads: whether it reads one.
+
+    Raises:
+        StartError: an engine's URL that cannot be used.
+    """
+    if is_embedded(url):
+        return []
+    from mesh.kafka import parse_cluster
+    from mesh.lanes.kafka_topics import MARKS, KafkaLaneAdmin
+
+    return [KafkaLaneAdmin(parse_cluster("lanes_url", url), [*names, *([MARKS] if reads else [])])]
 
 
 def _lane_file(url: str, name: str, data_dir: Path) -> Path:
@@ -409,4 +392,4 @@ def _lane_file(url: str, name: str, data_dir: Path) -> Path:
         case "sqlite":
             return file_of(url, data_dir) / f"{name}.db"
         case _:
-            raise StoreUrlError(f"{url!r} is no known lane URL; known: sqlite:///folder")
+            raise StoreUrlError(f"{url!r} is no known lane URL; known: {KNOWN}")

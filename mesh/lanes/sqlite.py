@@ -12,16 +12,24 @@ import asyncio
 import contextlib
 import socket
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from mesh.clock import Clock
 from mesh.filelock import FileLock
 from mesh.lanes import Backlog, Lag, LaneUnavailable, Parked, PositionLost, Record, Stored
 from mesh.lanes.bell import Bell, bell_path
+from mesh.lanes.sqlite_look import (
+    BOUNDS,
+    CONTAINING,
+    Unfinished,
+    age,
+    committed_of,
+    count_unfinished,
+    look,
+    reader_position,
+)
 from mesh.sqlite import Reader, StoreError, Writer, load_migrations
 
 _POLL_S: Final = 0.25
@@ -30,21 +38,10 @@ _TRIM_SLICES: Final = 100
 _PARTITIONS: Final = frozenset({0})
 
 _APPEND: Final = "insert into records(append_time, key, value) values (?, ?, ?)"
-_READ: Final = "select position, key, value, append_time from records where position > ? order by position limit ?"
-_CONTAINING: Final = """
-    select position, key, value, append_time from records
-    where position > ?1 and (instr(value, ?2) > 0 or instr(key, ?2) > 0) order by position limit ?3
-"""
-# Two queries inside: SQLite looks min and max up in the index only when each stands alone.
-_BOUNDS: Final = """
-    select epoch, coalesce((select min(position) from records), 1), coalesce((select max(position) from records), 0)
-    from lane
-"""
 _TRIM_CUT: Final = """
     select min(position) from (select position, append_time from records order by position limit ?)
     where append_time >= ?
 """
-_POSITION: Final = "select epoch, position from positions where lane = ?"
 _COMMIT: Final = """
     insert into positions(lane, epoch, position) values (?, ?, ?)
     on conflict (lane) do update set
@@ -126,16 +123,16 @@ class SqliteLaneWriter:
         position: tuple[int, int] | None = None
         with _unavailable(self._name):
             if self._positions is not None:
-                position = await self._positions.read(lambda connection: _position(connection, self._name), None)
+                position = await self._positions.read(lambda connection: reader_position(connection, self._name), None)
             # In this order: what the reader finishes meanwhile counts as unfinished, never the other way round.
-            unfinished = await self._file.read(lambda connection: _count_unfinished(connection, position))
-        return Backlog(unfinished.count, _age(self._clock, unfinished.oldest), unfinished.after)
+            unfinished = await self._file.read(lambda connection: count_unfinished(connection, position))
+        return Backlog(unfinished.count, age(self._clock, unfinished.oldest), unfinished.after)
 
     async def trim(self, before_time: float) -> int:
         """Removes old records, 500 in a transaction and 50,000 in a call at most; see the port."""
 
         def work(connection: sqlite3.Connection) -> int:
-            _, first, last = connection.execute(_BOUNDS).fetchone()
+            _, first, last = connection.execute(BOUNDS).fetchone()
             kept: int | None = connection.execute(_TRIM_CUT, (_TRIM_SLICE, before_time)).fetchone()[0]
             cut = min(last, first + _TRIM_SLICE if kept is None else kept)
             return connection.execute("delete from records where position < ?", (cut,)).rowcount
@@ -161,53 +158,6 @@ class SqliteLaneWriter:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.sendto(b"\0", self._bell)
-
-
-class _Page(msgspec.Struct, frozen=True):
-    """What one look into the lane's file found."""
-
-    epoch: int
-    first: int
-    last: int
-    records: list[Stored]
-
-
-def _look(connection: sqlite3.Connection, after: int, limit: int) -> _Page:
-    epoch, first, last = connection.execute(_BOUNDS).fetchone()
-    if last <= after:
-        return _Page(epoch, first, last, [])
-    return _Page(epoch, first, last, [Stored(*row) for row in connection.execute(_READ, (after, limit))])
-
-
-class _Unfinished(msgspec.Struct, frozen=True):
-    """What lies above a position."""
-
-    after: int
-    count: int
-    oldest: float | None
-
-
-def _count_unfinished(connection: sqlite3.Connection, position: tuple[int, int] | None) -> _Unfinished:
-    """Counts the records above a position (epoch, number); one of another lane counts for nothing."""
-    page = _look(connection, 0, 0)
-    after = max(page.first - 1, _after(connection, position))
-    oldest = connection.execute("select append_time from records where position = ?", (after + 1,)).fetchone()
-    return _Unfinished(after, max(0, page.last - after), oldest and oldest[0])
-
-
-def _after(connection: sqlite3.Connection, position: tuple[int, int] | None) -> int:
-    """Returns what is committed of this lane; a position of another one counts for nothing."""
-    epoch: int = connection.execute(_BOUNDS).fetchone()[0]
-    return position[1] if position is not None and position[0] == epoch else 0
-
-
-def _age(clock: Clock, append_time: float | None) -> float:
-    return 0.0 if append_time is None else max(0.0, clock.wall() - append_time)
-
-
-def _position(connection: sqlite3.Connection, lane: str) -> tuple[int, int] | None:
-    row: tuple[int, int] | None = connection.execute(_POSITION, (lane,)).fetchone()
-    return row
 
 
 class SqliteLaneReader:
@@ -287,21 +237,24 @@ class SqliteLaneReader:
             await self._store(self._epoch, wanted)
             self._committed = wanted
 
+    def on_leave(self, finish: Callable[[], Awaitable[None]]) -> None:
+        """Nothing ever leaves; see the port."""
+
     async def lag(self) -> Lag:
         """Returns the records above the committed position and the age of the oldest; see the port."""
         position = None if self._epoch is None else (self._epoch, self._committed)
         with _unavailable(self._name):
             unfinished = await self._file.read(
-                lambda connection: _count_unfinished(connection, position), _Unfinished(0, 0, None)
+                lambda connection: count_unfinished(connection, position), Unfinished(0, 0, None)
             )
-        return Lag(unfinished.count, _age(self._clock, unfinished.oldest))
+        return Lag(unfinished.count, age(self._clock, unfinished.oldest))
 
     async def containing(self, part: bytes, limit: int) -> Sequence[Stored]:
         """Looks through everything above the committed position; see the port."""
 
         def work(connection: sqlite3.Connection) -> list[Stored]:
-            after = _after(connection, position)
-            return [Stored(*row) for row in connection.execute(_CONTAINING, (after, part, limit))]
+            after = committed_of(connection, position)
+            return [Stored(*row) for row in connection.execute(CONTAINING, (after, part, limit))]
 
         position = None if self._epoch is None else (self._epoch, self._committed)
         with _unavailable(self._name):
@@ -323,6 +276,13 @@ class SqliteLaneReader:
             return await self._positions.read(
                 lambda connection: [Parked(*row) for row in connection.execute(statement, (self._name, limit))]
             )
+
+    async def unpark(self, record: Parked) -> None:
+        """Forgets a parked record; see the port."""
+        statement = "delete from parked where lane = ? and position = ? and park_time = ?"
+        row = (self._name, record.position, record.park_time)
+        with _unavailable(self._name):
+            await self._positions.submit(lambda connection: connection.execute(statement, row).rowcount)
 
     async def note(self, position: int, note: bytes) -> None:
         """Keeps how far the work on a record has come; see the port."""
@@ -371,7 +331,7 @@ class SqliteLaneReader:
         self._lock.release()
 
     async def _load(self) -> None:
-        row = await self._positions.read(lambda connection: _position(connection, self._name))
+        row = await self._positions.read(lambda connection: reader_position(connection, self._name))
         if row is not None:
             self._epoch, self._committed = row
             self._read = self._wanted = self._committed
@@ -389,7 +349,7 @@ class SqliteLaneReader:
     async def _next(self, limit: int) -> Sequence[Stored]:
         after = self._read
         with _unavailable(self._name):
-            page = await self._file.read(lambda connection: _look(connection, after, limit), None)
+            page = await self._file.read(lambda connection: look(connection, after, limit), None)
         if page is None:
             return []
         if self._epoch is None:

@@ -1,87 +1,137 @@
-"""Opens the inbox store that a URL names."""
+"""Opens the store of inboxes that a URL names, with its follow-ups in it or on retry lanes of their own."""
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
-from mesh.sqlite import StoreError, Writer, file_of, load_migrations
-from svc_delivery.ports import FollowUps, Inbox
-from svc_delivery.ports_channels import Steps
-from svc_delivery.ports_dead_letters import DeadLetters, Suspects
-from svc_delivery.store.sqlite import Limits, SqliteInbox
-from svc_delivery.store.sqlite_dead_letters import SqliteDeadLetters
-from svc_delivery.store.sqlite_follow_ups import SqliteFollowUps
-from svc_delivery.store.sqlite_steps import SqliteSteps, SqliteSuspects
+from mesh.clock import Clock, SystemClock
+from mesh.errors import StartError
+from mesh.lanes import KNOWN as KNOWN_LANES
+from mesh.lanes import lane_stores
+from mesh.sqlite import StoreUrlError, file_of
+from mesh.stores import StoreAdmin
+from svc_delivery.ports import FollowUps
+from svc_delivery.ports_dead_letters import Suspects
+from svc_delivery.retry_lanes import LANES
+from svc_delivery.store.lane_store import LaneStore, Part, RowStore
+from svc_delivery.store.sqlite import Limits
+from svc_delivery.store.sqlite_store import SqliteStore
+
+__all__ = ["InboxStore", "Limits", "open_store", "store_admins"]
+
+_KNOWN = (
+    "sqlite:///path, cassandra://host:9042,host:9042/KEYSPACE?replicas=3&datacenter=NAME, "
+    "cassandra+acsylla:// the same through another client"
+)
+_CASSANDRA = ("cassandra", "cassandra+acsylla")
 
 
-class InboxStore:
-    """Inbox, follow-ups, steps and dead letters of one file; `open` before use, `close` at the end."""
-
-    def __init__(self, path: Path, *, limits: Limits, lock_wait: float = 10.0) -> None:
-        self._writer = Writer(path, migrations=load_migrations(__name__), lock_wait=lock_wait)
-        self._inbox = SqliteInbox(self._writer, limits=limits)
-        self._follow_ups = SqliteFollowUps(self._writer)
-        self._steps = SqliteSteps(self._writer)
-        self._dead_letters = SqliteDeadLetters(self._writer, keep_days=limits.letter_days)
-        self._suspects = SqliteSuspects(self._writer)
-        self._is_open = False
-
-    @property
-    def inbox(self) -> Inbox:
-        """The rows."""
-        return self._inbox
+class InboxStore(RowStore, Protocol):
+    """Everything that delivery keeps; `open` before use, `close` at the end."""
 
     @property
     def follow_ups(self) -> FollowUps:
         """What is to be looked at again."""
-        return self._follow_ups
-
-    @property
-    def steps(self) -> Steps:
-        """The steps map of rows."""
-        return self._steps
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """What was given up."""
-        return self._dead_letters
+        ...
 
     @property
     def suspects(self) -> Suspects:
         """What was worked on when the process died."""
-        return self._suspects
+        ...
 
-    async def open(self) -> None:
-        """Opens or makes the file.
-
-        Raises:
-            mesh.sqlite.StoreError: one line: what, where, what to do.
-        """
-        await self._writer.open()
-        await self._inbox.load()
-        await self._suspects.begin()
-        self._is_open = True
-
-    async def close(self) -> None:
-        """Finishes what is queued, notes that the end is in order, and closes the file; harmless when not open."""
-        if self._is_open:
-            self._is_open = False
-            # A file that cannot be written keeps the note of its crash: then the next start is careful for nothing.
-            with contextlib.suppress(StoreError):
-                await self._suspects.end()
-        await self._writer.close()
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What it is made of, each with the setting that chose it."""
+        ...
 
 
-def open_store(url: str, data_dir: Path, *, limits: Limits | None = None) -> InboxStore:
+def open_store(
+    url: str,
+    data_dir: Path,
+    *,
+    follow_ups_url: str = "",
+    run_dir: Path | None = None,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+) -> InboxStore:
     """Returns the store for a URL, not yet open.
 
     Args:
-        url: `sqlite:///inbox.db`, a path below `data_dir`.
+        url: `sqlite:///inbox.db`, a path below `data_dir`, or `cassandra://host:port/KEYSPACE`.
         data_dir: folder of the process's data.
+        follow_ups_url: lanes for the follow-ups, `kafka://host:port/PREFIX` or `sqlite:///lanes`; empty: in the file
+            of the inboxes.
+        run_dir: where doorbells of embedded lanes are; `data_dir` when left out.
+        clock: for stamps, and for what waits in lanes; the system's when left out.
         limits: how much an inbox keeps; the defaults of `Limits` when left out.
 
     Raises:
-        mesh.sqlite.StoreUrlError: the scheme is unknown; names the known ones.
+        StoreUrlError: a scheme is unknown; names the known ones.
+        StartError: a URL is wrong, or names no place for follow-ups.
     """
-    return InboxStore(file_of(url, data_dir), limits=limits or Limits())
+    clock = SystemClock() if clock is None else clock
+    limits = limits or Limits()
+    scheme = _scheme(url)
+    _check_lanes(scheme, follow_ups_url)
+    rows: RowStore
+    if scheme in _CASSANDRA:
+        # Imported when it is chosen: its drivers may not be installed.
+        from svc_delivery.store.cassandra_store import CassandraStore
+
+        rows = CassandraStore(url, limits=limits, clock=clock)
+    else:
+        file = SqliteStore(url, file_of(url, data_dir), limits=limits)
+        if not follow_ups_url:
+            return file
+        rows = file
+    return LaneStore(
+        Part("store_url", url, rows),
+        rows,
+        follow_ups_url,
+        data_dir=data_dir,
+        run_dir=data_dir if run_dir is None else run_dir,
+        clock=clock,
+    )
+
+
+def store_admins(url: str, follow_ups_url: str) -> Sequence[StoreAdmin]:
+    """Returns the upkeep of the stores that the URLs name; none for embedded ones.
+
+    Raises:
+        StoreUrlError: a scheme is unknown; names the known ones.
+        StartError: a URL is wrong, or names no place for follow-ups.
+    """
+    scheme = _scheme(url)
+    _check_lanes(scheme, follow_ups_url)
+    found: list[StoreAdmin] = []
+    if scheme in _CASSANDRA:
+        from svc_delivery.store.cassandra_store import inbox_admin
+
+        found.append(inbox_admin(url))
+    if follow_ups_url:
+        found += lane_stores(follow_ups_url, [lane.name for lane in LANES], reads=True)
+    return found
+
+
+def _scheme(url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in ("sqlite", *_CASSANDRA):
+        raise StoreUrlError(f"store_url: {_shown(url)!r} is no known store; known: {_KNOWN}")
+    return scheme
+
+
+def _check_lanes(scheme: str, follow_ups_url: str) -> None:
+    if not follow_ups_url:
+        if scheme != "sqlite":
+            raise StartError(f"follow_ups_url: must name lanes when the inboxes are in no file; known: {KNOWN_LANES}")
+        return
+    lanes, separator, _ = follow_ups_url.partition("://")
+    if not separator or lanes not in ("sqlite", "kafka"):
+        raise StoreUrlError(f"follow_ups_url: {_shown(follow_ups_url)!r} is no known lane; known: {KNOWN_LANES}")
+
+
+def _shown(url: str) -> str:
+    # Of a URL that may hold a password, which does not belong there, only the scheme is repeated.
+    return url.partition("://")[0] if "@" in url else url

@@ -6,11 +6,11 @@ Must not know any table.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
-from mesh.cassandra import StatementRefused
-from mesh.errors import Unavailable
+from mesh.cassandra import Session, StatementRefused
+from mesh.errors import StartError, Unavailable
 
 T = TypeVar("T")
 
@@ -31,3 +31,15 @@ async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
             raise answer
         answers.append(answer)
     return answers
+
+
+async def prepare_all(session: Session, what: str, statements: Sequence[str]) -> None:
+    """Prepares what a store uses, so that its first use is as quick as the next.
+
+    Raises:
+        StartError: the keyspace has another schema.
+    """
+    try:
+        await session.prepare(statements)
+    except StatementRefused as error:
+        raise StartError(f"{what} in Cassandra: {error}; run `heliograph stores migrate`") from None

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from mesh.cassandra import Session
 from svc_delivery.ports_dead_letters import DeadLetterRecord, PageStart
-from svc_delivery.store.cassandra_calls import all_of
+from svc_delivery.store.cassandra_calls import all_of, prepare_all
 
 _DAY_US: Final = 86_400_000_000
 _DAY_S: Final = 86_400
@@ -86,6 +86,10 @@ _UNLIST_RECIPIENT: Final = (
     "where recipient = ? and notification_id = ? and bury_us = ? and letter_id = ?"
 )
 _ABOUT: Final = "select bury_us, letter_id from dead_by_recipient where recipient = ? and notification_id = ?"
+_STATEMENTS: Final = (
+    *(_FIND, _READ, _READ_WHOLE, _INSERT, _ATTEMPTS, _DELETE, _NOTE_DAY, _DAYS, _LIST, _UNLIST, _PAGE, _OLDEST),
+    *(_LIST_REASON, _UNLIST_REASON, _PAGE_REASON, _LIST_RECIPIENT, _UNLIST_RECIPIENT, _ABOUT),
+)
 
 
 class CassandraDeadLetters:
@@ -105,6 +109,14 @@ class CassandraDeadLetters:
         self._stamp = stamp
         # (tenant, day) → the stamp of its note.
         self._noted: dict[tuple[str, int], int] = {}
+
+    async def load(self) -> None:
+        """Prepares the statements; to be called once, before use.
+
+        Raises:
+            StartError: the keyspace has another schema.
+        """
+        await prepare_all(self._session, "the dead letters", _STATEMENTS)
 
     async def bury(self, letters: Sequence[DeadLetterRecord]) -> None:
         """See `DeadLetters`."""
@@ -129,7 +141,7 @@ class CassandraDeadLetters:
         tenant = tenant_id or _EVERYBODY
         behind = start or _LATEST
         found: list[DeadLetterRecord] = []
-        for (day,) in await self._session.execute(_DAYS, (tenant, _day_of(min(behind.bury_us, _LAST_DAY_US)))):
+        for day in await self._days(tenant, behind.bury_us):
             while len(found) < limit:
                 places = await self._places(tenant, reason, day, behind, limit - len(found))
                 if not places:
@@ -149,7 +161,8 @@ class CassandraDeadLetters:
         """See `DeadLetters`."""
         if not recipient_key:
             return []
-        return await self._letters(await self._session.execute(_ABOUT, (recipient_key, notification_id)))
+        (places,) = await all_of([self._session.execute(_ABOUT, (recipient_key, notification_id))])
+        return await self._letters(places)
 
     async def remove(self, letter_ids: Sequence[bytes]) -> None:
         """See `DeadLetters`."""
@@ -159,8 +172,7 @@ class CassandraDeadLetters:
         """See `DeadLetters`; the TTL has removed them all, unless clocks or settings were changed."""
         end_us = now_us - self._keep_us
         removed = 0
-        days = await self._session.execute(_DAYS, (_EVERYBODY, _day_of(end_us)))
-        for (day,) in reversed(days):
+        for day in reversed(await self._days(_EVERYBODY, end_us)):
             while removed < limit and (places := await self._oldest(day, end_us, limit - removed)):
                 removed += await self._remove([letter_id for _, letter_id in places])
                 # Also those whose letter was gone already: else they would be found again and again.
@@ -189,10 +201,16 @@ class CassandraDeadLetters:
         if letter.recipient_key:
             yield _LIST_RECIPIENT, (letter.recipient_key, letter.notification_id, *place, *written)
 
+    async def _days(self, tenant: str, end_us: int) -> list[int]:
+        """Returns the days that have letters of a tenant, up to this time; the latest first."""
+        end = _day_of(min(end_us, _LAST_DAY_US))
+        (days,) = await all_of([self._session.execute(_DAYS, (tenant, end))])
+        return [day for (day,) in days]
+
     async def _places(self, tenant: str, reason: int, day: int, behind: PageStart, limit: int) -> Sequence[_Place]:
         bound = (behind.bury_us, behind.letter_id, limit)
         if reason:
-            places: Sequence[_Place] = await self._session.execute(_PAGE_REASON, (tenant, reason, day, *bound))
+            (places,) = await all_of([self._session.execute(_PAGE_REASON, (tenant, reason, day, *bound))])
             return places
         shards = await all_of(self._session.execute(_PAGE, (tenant, day, shard, *bound)) for shard in range(_SHARDS))
         return list(islice(heapq.merge(*shards, reverse=True), limit))

@@ -17,7 +17,7 @@ from mesh.cassandra import Bound, Session
 from mesh.ids import split_key
 from svc_delivery.ports import RowKey
 from svc_delivery.ports_channels import StepCell
-from svc_delivery.store.cassandra_calls import all_of
+from svc_delivery.store.cassandra_calls import all_of, prepare_all
 
 _ROW: Final = "where tenant = ? and recipient = ? and high = ? and id = ?"
 # The content has the row's time to live; a row without a revision has none, and is not there.
@@ -25,6 +25,7 @@ _LIFE: Final = f"select revision, ttl(revision) from inbox {_ROW}"
 _READ: Final = f"select revision, steps from inbox {_ROW}"
 _NOTE: Final = f"update inbox using timestamp ? and ttl ? set steps[?] = ? {_ROW}"
 _FORGET: Final = f"delete steps[?] from inbox using timestamp ? {_ROW}"
+_STATEMENTS: Final = (_LIFE, _READ, _NOTE, _FORGET)
 
 _BEGUN: Final = "begun"
 _OUTCOME: Final = "outcome"
@@ -48,6 +49,14 @@ class CassandraSteps:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    async def load(self) -> None:
+        """Prepares the statements; to be called once, before use.
+
+        Raises:
+            StartError: the keyspace has another schema.
+        """
+        await prepare_all(self._session, "the steps", _STATEMENTS)
 
     async def note(self, cells: Sequence[tuple[RowKey, StepCell]]) -> None:
         """See `Steps`."""

@@ -81,5 +81,6 @@ def store_admins(url: str) -> Sequence[StoreAdmin]:
 def _scheme(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in ("sqlite", "postgresql"):
-        raise StoreUrlError(f"store_url: {url.partition('?')[0]!r} is no known store URL; known: {_KNOWN}")
+        # Only the scheme is repeated: what follows may hold a password that does not belong there.
+        raise StoreUrlError(f"store_url: {(scheme if separator else url)!r} is no known store; known: {_KNOWN}")
     return scheme

@@ -33,6 +33,12 @@ class MemoryStore:
         # node -> (time, session) of sessions that another node's newer one replaced
         self._superseded: dict[str, list[tuple[float, Session]]] = {}
 
+    async def open(self) -> None:
+        """There is nothing to open."""
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
     @property
     def incarnation(self) -> str:
         """Drawn anew with each process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,16 @@ import pytest
 from heliograph.type.v1.notification_pb2 import PRIORITY_BULK as BULK
 from heliograph.type.v1.notification_pb2 import PRIORITY_HIGH as HIGH
 from heliograph.type.v1.notification_pb2 import PRIORITY_NORMAL as NORMAL
-from svc_delivery.ports import FollowUps, FollowUpWrite
+from svc_delivery.ports import FollowUpRecord, FollowUps, FollowUpWrite
 from svc_delivery.ports_dead_letters import DeadLetterRecord
 from svc_delivery.store import InboxStore
-from tests.support.backends import Opener, inbox_backends
+from tests.support.backends import Opener
+from tests.support.follow_ups import follow_up_backends
 from tests.support.inbox import ALICE, NOW_US, make_row
+from tests.support.wait import until
 
 
-@pytest.fixture(params=inbox_backends())
+@pytest.fixture(params=follow_up_backends())
 async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener[InboxStore]:
     """Opens the same store again and again."""
     opened: Opener[InboxStore] = request.param(tmp_path)
@@ -44,9 +46,20 @@ async def due(follow_ups: FollowUps, now: int, limit: int = 100) -> list[bytes]:
     return [record.record for record in await follow_ups.due(NOW_US + now, limit)]
 
 
+async def taken_up(store: InboxStore, count: int) -> Sequence[FollowUpRecord]:
+    """All records, once there are so many: what is appended may take a moment to arrive."""
+
+    async def are_there() -> bool:
+        return await store.follow_ups.backlog(NOW_US + 1_000) == count
+
+    await until(are_there)
+    return await store.follow_ups.due(NOW_US + 1_000, count)
+
+
 async def test_a_follow_up_is_due_at_its_time(store: InboxStore) -> None:
     """Nothing comes before its time, and what comes is in the order of due times, not of writes."""
     await append(store, 30, 10, 20)
+    await taken_up(store, 3)
     assert await due(store.follow_ups, 9) == []
     assert await due(store.follow_ups, 10) == [b"due 10"]
     assert await due(store.follow_ups, 99) == [b"due 10", b"due 20", b"due 30"]
@@ -62,6 +75,7 @@ async def test_what_is_over_comes_first_and_then_what_is_urgent(store: InboxStor
         expire_us = None if expire is None else NOW_US + expire
         follow_up = FollowUpWrite(due_us, b"%d" % number, priority, expire_us)
         await store.inbox.write([make_row(number)], stamp=NOW_US, follow_up=follow_up)
+    await taken_up(store, 8)
     assert await due(store.follow_ups, 20) == [b"3", b"2", b"4", b"1", b"5", b"7", b"0"]
     assert await due(store.follow_ups, 20, limit=3) == [b"3", b"2", b"4"]
     expired = [record.is_expired(NOW_US + 20) for record in await store.follow_ups.due(NOW_US + 20, 3)]
@@ -72,8 +86,10 @@ async def test_what_is_not_finished_stays(opener: Opener[InboxStore]) -> None:
     """Reading takes nothing away: after a restart the same records are due."""
     async with opener() as store:
         await append(store, 10)
+        await taken_up(store, 1)
         assert await due(store.follow_ups, 10) == [b"due 10"]
     async with opener() as store:
+        await taken_up(store, 1)
         assert await due(store.follow_ups, 10) == [b"due 10"]
         assert await store.follow_ups.next_due() == NOW_US + 10
 
@@ -81,9 +97,10 @@ async def test_what_is_not_finished_stays(opener: Opener[InboxStore]) -> None:
 async def test_finishing_replaces_records_by_what_is_left(store: InboxStore) -> None:
     """Finished records are gone and their successors are there; finishing again is no error."""
     await append(store, 10, 20)
-    first, second = await store.follow_ups.due(NOW_US + 20, 10)
+    first, second = await taken_up(store, 2)
     await store.follow_ups.finish([first.record_id], [FollowUpWrite(NOW_US + 50, b"again")])
     await store.follow_ups.finish([first.record_id])
+    await taken_up(store, 2)
     assert await due(store.follow_ups, 60) == [b"due 20", b"again"]
     await store.follow_ups.finish([second.record_id])
     assert await due(store.follow_ups, 60) == [b"again"]
@@ -92,8 +109,9 @@ async def test_finishing_replaces_records_by_what_is_left(store: InboxStore) -> 
 async def test_a_finished_record_id_is_not_given_again(store: InboxStore) -> None:
     """A late finish of an old record cannot hit a new one."""
     await append(store, 10)
-    (first,) = await store.follow_ups.due(NOW_US + 10, 1)
+    (first,) = await taken_up(store, 1)
     await store.follow_ups.finish([first.record_id], [FollowUpWrite(NOW_US, b"again")])
+    await taken_up(store, 1)
     await store.follow_ups.finish([first.record_id])
     assert await due(store.follow_ups, 60) == [b"again"]
 
@@ -102,6 +120,7 @@ async def test_the_next_due_time_is_the_earliest(store: InboxStore) -> None:
     """None without records, and it looks ahead, not only at what is due."""
     assert await store.follow_ups.next_due() is None
     await append(store, 30, 10)
+    await taken_up(store, 2)
     assert await store.follow_ups.next_due() == NOW_US + 10
     assert [await store.follow_ups.backlog(NOW_US + now) for now in (9, 10, 30)] == [0, 1, 2]
 
@@ -109,6 +128,7 @@ async def test_the_next_due_time_is_the_earliest(store: InboxStore) -> None:
 async def test_a_repeated_batch_has_a_second_follow_up(store: InboxStore) -> None:
     """Two records for the same rows are harmless, one too few would not be."""
     await asyncio.gather(append(store, 10), append(store, 10))
+    await taken_up(store, 2)
     assert await due(store.follow_ups, 10) == [b"due 10", b"due 10"]
 
 
@@ -117,10 +137,11 @@ async def test_a_record_and_its_dead_letter_change_places_at_once(opener: Opener
     letter = DeadLetterRecord(b"0123456789abcdef", 1, "acme", ALICE, b"", NOW_US, b"letter", b"due 10")
     async with opener() as store:
         await append(store, 10, 20)
-        record, _ = await store.follow_ups.due(NOW_US + 20, 10)
+        record, _ = await taken_up(store, 2)
         for _ in range(2):
             await store.follow_ups.finish([record.record_id], [FollowUpWrite(NOW_US + 50, b"again")], [letter])
     async with opener() as store:
+        await taken_up(store, 3)
         assert await due(store.follow_ups, 99) == [b"due 20", b"again", b"again"]
         assert await store.dead_letters.get([letter.letter_id]) == [letter]
 

@@ -11,22 +11,25 @@ import pytest
 
 from svc_delivery.ports import DecisionWrite, FollowUpWrite, RowKey, RowsRefused, RowWrite
 from svc_delivery.store import InboxStore
-from tests.support.backends import SqlitePoison, poisoned_inbox_backends
+from tests.support.backends import Poisoner, poisoned_inbox_backends
 from tests.support.inbox import ALICE, BOB, NOW_US, make_id, make_key, make_row
 
 
 @pytest.fixture(params=poisoned_inbox_backends())
-async def poisoned(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[InboxStore, SqlitePoison]]:
+async def poisoned(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[InboxStore, Poisoner]]:
     """An empty store of each kind that refuses poisoned rows."""
     opener, poison = request.param(tmp_path)
     async with opener() as store:
-        poison.refuse()
-        yield store, poison
+        await poison.refuse()
+        try:
+            yield store, poison
+        finally:
+            await poison.accept()
 
 
-def poisonous(number: int, recipient_key: str = ALICE) -> RowWrite:
+def poisonous(poison: Poisoner, number: int, recipient_key: str = ALICE) -> RowWrite:
     """A row that the store refuses."""
-    return msgspec.structs.replace(make_row(number, recipient_key=recipient_key), category="poison")
+    return msgspec.structs.replace(make_row(number, recipient_key=recipient_key), category=poison.category)
 
 
 async def refused(store: InboxStore, rows: Sequence[RowWrite], **more: object) -> list[int]:
@@ -44,29 +47,29 @@ async def stored(store: InboxStore, rows: Sequence[RowWrite]) -> list[int]:
     return [index for index, state in enumerate(found) if state is not None]
 
 
-async def test_one_bad_row_harms_no_neighbour(poisoned: tuple[InboxStore, SqlitePoison]) -> None:
+async def test_one_bad_row_harms_no_neighbour(poisoned: tuple[InboxStore, Poisoner]) -> None:
     """Wherever it stands in the batch: the others are stored, it alone is named."""
-    store, _ = poisoned
+    store, poison = poisoned
     for index in range(5):
-        rows = [poisonous(10 * index + n) if n == index else make_row(10 * index + n) for n in range(5)]
+        rows = [poisonous(poison, 10 * index + n) if n == index else make_row(10 * index + n) for n in range(5)]
         assert await refused(store, rows) == [index]
         assert await stored(store, rows) == [n for n in range(5) if n != index]
 
 
-async def test_any_number_of_bad_rows_is_named(poisoned: tuple[InboxStore, SqlitePoison]) -> None:
+async def test_any_number_of_bad_rows_is_named(poisoned: tuple[InboxStore, Poisoner]) -> None:
     """None, some or all of them."""
-    store, _ = poisoned
+    store, poison = poisoned
     draw = random.Random(7)
     for share in (0.0, 0.1, 0.5, 1.0):
         numbers = [draw.randrange(1_000_000) for _ in range(40)]
         bad = [index for index in range(40) if draw.random() < share]
-        rows = [poisonous(number) if index in bad else make_row(number) for index, number in enumerate(numbers)]
+        rows = [poisonous(poison, number) if index in bad else make_row(number) for index, number in enumerate(numbers)]
         assert await refused(store, rows) == bad
         assert await stored(store, rows) == [index for index in range(40) if index not in bad]
 
 
 async def test_a_row_that_is_too_large_or_cannot_be_encoded_is_refused_alone(
-    poisoned: tuple[InboxStore, SqlitePoison],
+    poisoned: tuple[InboxStore, Poisoner],
 ) -> None:
     """What no trigger says: the key is no text, the number is no number of the store."""
     store, _ = poisoned
@@ -81,22 +84,22 @@ async def test_a_row_that_is_too_large_or_cannot_be_encoded_is_refused_alone(
     assert all(state is not None for state in found)
 
 
-async def test_follow_up_and_decisions_wait_for_the_caller(poisoned: tuple[InboxStore, SqlitePoison]) -> None:
+async def test_follow_up_and_decisions_wait_for_the_caller(poisoned: tuple[InboxStore, Poisoner]) -> None:
     """With refused rows they would be others; a batch without any has all of it."""
     store, poison = poisoned
     decision = DecisionWrite("acme", make_id(1), 1, ("carol",), NOW_US)
     more = {"follow_up": FollowUpWrite(NOW_US, b"follow-up"), "decisions": [decision]}
-    assert await refused(store, [make_row(1), poisonous(2)], **more) == [1]
+    assert await refused(store, [make_row(1), poisonous(poison, 2)], **more) == [1]
     assert await store.follow_ups.next_due() is None
     assert await store.inbox.decisions("acme", make_id(1)) == []
-    poison.accept()
-    assert await refused(store, [make_row(1), poisonous(2)], **more) == []
+    await poison.accept()
+    assert await refused(store, [make_row(1), poisonous(poison, 2)], **more) == []
     assert await store.follow_ups.next_due() == NOW_US
     assert await store.inbox.decisions("acme", make_id(1)) == [decision]
 
 
-async def test_a_refused_row_does_not_lift_the_head(poisoned: tuple[InboxStore, SqlitePoison]) -> None:
+async def test_a_refused_row_does_not_lift_the_head(poisoned: tuple[InboxStore, Poisoner]) -> None:
     """The head is never ahead of what a replay can show, so that no cursor passes over the row."""
-    store, _ = poisoned
-    assert await refused(store, [poisonous(1), make_row(2, recipient_key=BOB)]) == [0]
+    store, poison = poisoned
+    assert await refused(store, [poisonous(poison, 1), make_row(2, recipient_key=BOB)]) == [0]
     assert list(await store.inbox.heads([ALICE, BOB])) == [0, NOW_US]

@@ -184,15 +184,55 @@ async def test_nodes_are_listed_in_order_with_what_they_said_last(store: Presenc
     assert list(await store.nodes(5.0)) == [lease("gw-a-0"), draining]
 
 
-async def test_a_sweep_drops_sessions_of_nodes_that_are_long_gone(store: PresenceStore) -> None:
-    """Entries of a node without any remembered lease are dropped, others stay."""
+async def test_a_sweep_leaves_what_may_count_again(store: PresenceStore) -> None:
+    """Sessions of a node that is gone for good never come back, those of others stay."""
     await store.renew(lease("gw-a-0"), 0.0)
     await join(store, session("gw-a-0"))
     assert await store.sweep(LEASE + 1.0) == 0
     await store.renew(lease("gw-b-0", now=10_000.0), 10_000.0)
     await join(store, session("gw-b-0", key="acme/bob"), now=10_000.0)
-    assert await store.sweep(10_000.0) == 1
+    await store.sweep(10_000.0)
+    assert await found(store, 10_000.0) == set()
     assert await found(store, 10_000.0, "acme/bob") == {session("gw-b-0", key="acme/bob")}
+
+
+async def test_a_node_that_is_long_gone_is_forgotten(store: PresenceStore) -> None:
+    """Its name may be used again from any epoch on."""
+    await store.renew(lease("gw-a-0", epoch=9), 0.0)
+    await store.sweep(10_000.0)
+    await store.renew(lease("gw-b-0", now=10_000.0), 10_000.0)
+    assert (await store.renew(lease("gw-a-0", epoch=1, now=10_001.0), 10_001.0)).lease is not None
+
+
+async def test_one_report_may_hold_many_recipients(store: PresenceStore) -> None:
+    """What a report says of many is found for each of them, in one look-up."""
+    await store.renew(lease(), 0.0)
+    many = [session(key=f"acme/r{number}", number=number + 1) for number in range(300)]
+    report = await store.report("gw-a-0", 1, joined=many, left=[], asserted=many[:10], now=0.0)
+    assert (report.accepted, list(report.restored), list(report.superseded)) == (True, [], [])
+    await store.report("gw-a-0", 1, joined=[], left=many[::2], asserted=[], now=1.0)
+    looked_up = await store.look_up([one.recipient_key for one in many], 1.0)
+    assert [list(one) for one in looked_up] == [[] if index % 2 == 0 else [many[index]] for index in range(300)]
+
+
+async def test_an_empty_report_says_whether_the_lease_lives(store: PresenceStore) -> None:
+    """A node may ask with nothing to tell."""
+    await store.renew(lease(), 0.0)
+    for now, accepted in ((1.0, True), (LEASE, False)):
+        report = await store.report("gw-a-0", 1, joined=[], left=[], asserted=[], now=now)
+        assert report.accepted is accepted
+
+
+async def test_large_numbers_stay_what_they_are(store: PresenceStore) -> None:
+    """Epochs and connect numbers use all their 63 bits."""
+    large = (1 << 63) - 1
+    await store.renew(lease(epoch=large - 1), 0.0)
+    assert (await store.renew(lease(epoch=large - 2), 0.0)).lease is None
+    await join(store, session(number=large - 1), epoch=large - 1)
+    report = await store.report("gw-a-0", large - 1, joined=[session(number=large - 2)], left=[], asserted=[], now=0.0)
+    assert list(report.superseded) == [session(number=large - 2)]
+    assert await found(store) == {session(number=large - 1)}
+    assert [node.epoch for node in await store.nodes(0.0)] == [large - 1]
 
 
 async def test_the_incarnation_does_not_change_by_itself(store: PresenceStore) -> None:

@@ -1,4 +1,4 @@
-"""What every store of steps and suspects promises; see `ports_channels.Steps` and `ports_dead_letters.Suspects`."""
+"""What every store of steps promises; see `svc_delivery.ports_channels.Steps`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from svc_delivery.ports import FollowUpWrite
+from mesh.ids import id_time_ms
 from svc_delivery.ports_channels import StepCell
 from svc_delivery.store import InboxStore
-from tests.support.backends import Opener, inbox_backends
-from tests.support.inbox import BOB, DAY_US, NOW_US, make_key, make_row
+from tests.support.backends import Opener, expiring_inbox_backends, inbox_backends, swept_inbox_backends
+from tests.support.inbox import BOB, DAY_US, NOW_US, make_id, make_key, make_row
+from tests.support.wait import until
 
 
 @pytest.fixture(params=inbox_backends())
@@ -19,6 +20,20 @@ async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener[Inbox
     """Opens the same store again and again."""
     opened: Opener[InboxStore] = request.param(tmp_path)
     return opened
+
+
+@pytest.fixture(params=swept_inbox_backends())
+async def swept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[InboxStore]:
+    """A store of each kind that forgets when it is swept."""
+    async with request.param(tmp_path)() as opened:
+        yield opened
+
+
+@pytest.fixture(params=expiring_inbox_backends())
+async def expiring(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[InboxStore]:
+    """A store of each kind that forgets by itself."""
+    async with request.param(tmp_path)() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -51,16 +66,37 @@ async def test_an_outcome_stays(store: InboxStore) -> None:
     assert await cells(store) == [StepCell(2, 1, 8, "sent")]
 
 
-async def test_cells_go_with_their_row(store: InboxStore) -> None:
-    """What has no row gets none, and what is swept takes its cells along: a new row with this id starts anew."""
+async def test_a_cell_needs_a_row(store: InboxStore) -> None:
+    """Of what has no row nothing is kept: a row that comes later starts anew."""
     await store.steps.note([(make_key(5), StepCell(2, 1, 5)), (make_key(1), StepCell(2, 1, 5))])
     await store.inbox.write([make_row(5)], stamp=NOW_US + 80 * DAY_US)
     assert await cells(store, 5) == []
     assert len(await cells(store)) == 1
-    while await store.inbox.sweep(NOW_US + 91 * DAY_US, 100):
+
+
+async def test_swept_rows_take_their_cells_along(swept: InboxStore) -> None:
+    """A new row with this id starts anew."""
+    await swept.inbox.write([make_row(1)], stamp=NOW_US)
+    await swept.steps.note([(make_key(1), StepCell(2, 1, 5))])
+    while await swept.inbox.sweep(NOW_US + 91 * DAY_US, 100):
         continue
-    await store.inbox.write([make_row(1)], stamp=NOW_US + 91 * DAY_US)
-    assert await cells(store) == []
+    await swept.inbox.write([make_row(1)], stamp=NOW_US + 91 * DAY_US)
+    assert await cells(swept) == []
+
+
+async def test_cells_live_as_long_as_their_row(expiring: InboxStore) -> None:
+    """A row with two seconds left has cells with no more, also when its next revision stays for long."""
+    end_us = id_time_ms(make_id(1)) * 1000 + 90 * DAY_US
+    await expiring.inbox.write([make_row(1)], stamp=end_us - 2_000_000)
+    await expiring.steps.note([(make_key(1), StepCell(2, 1, 5, "sent"))])
+    assert await cells(expiring) == [StepCell(2, 1, 5, "sent")]
+
+    async def is_over() -> bool:
+        return (await expiring.inbox.states([make_key(1)]))[0] is None
+
+    await until(is_over, what="the row is over")
+    await expiring.inbox.write([make_row(1, revision=2)], stamp=NOW_US)
+    assert await cells(expiring) == []
 
 
 async def test_a_second_revision_keeps_the_cells(store: InboxStore) -> None:
@@ -76,19 +112,3 @@ async def test_a_forgotten_step_has_no_cells(store: InboxStore) -> None:
     await store.steps.forget(make_key(1), 2)
     await store.steps.forget(make_key(1), 2)
     assert [(cell.step_index, cell.attempt_number) for cell in await cells(store)] == [(3, 1), (3, 2)]
-
-
-async def test_only_an_end_without_order_leaves_suspects(opener: Opener[InboxStore]) -> None:
-    """A store that was closed knows of no crash; counts of a record survive until it is cleared or gone."""
-    async with opener() as store:
-        assert not store.suspects.after_crash
-        await store.inbox.write([], stamp=NOW_US, follow_up=FollowUpWrite(NOW_US, b"record"))
-        (record,) = await store.follow_ups.due(NOW_US, 1)
-        assert [await store.suspects.name(record.record_id) for _ in range(3)] == [0, 1, 2]
-        await store.suspects.name(record.record_id + 1)
-    async with opener() as store:
-        assert not store.suspects.after_crash
-        assert await store.suspects.name(record.record_id) == 3
-        assert await store.suspects.name(record.record_id + 1) == 0
-        await store.suspects.clear(record.record_id)
-        assert await store.suspects.name(record.record_id) == 0

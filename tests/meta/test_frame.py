@@ -53,6 +53,8 @@ def test_marked_tests_have_a_step_in_the_gate() -> None:
     for shape in ("processes", "mesh"):
         if re.search(rf"mark\.{shape}\b", text):
             assert ("scenarios", f"SHAPE={shape}") in GATE["STEPS"]
+    if re.search(r"mark\.engines\b", text):
+        assert ("engines-test",) in GATE["STEPS"]
 
 
 def test_ci_runs_the_tests_command_and_nothing_else() -> None:

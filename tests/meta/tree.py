@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("svc_delivery", "svc_fanout", "svc_gateway", "svc_ingest", "svc_prefs", "svc_presence")
 
 # Folders that hold Python of ours.
-_OURS = (*SERVICES, "mesh", "cli", "clients", ".ci", "proto", "docs", "bench", "tests")
+_OURS = (*SERVICES, "mesh", "cli", "clients", ".ci", "proto", "docs", "bench", "deploy", "tests")
 _NOT_OURS = {".git", ".venv", ".cache", ".heliograph", "__pycache__", "gen", "vendor", "node_modules", "dist", "build"}
 
 

@@ -267,3 +267,52 @@ async def test_a_crash_between_call_and_cell_repeats_the_same_attempt(tmp_path: 
         await heir.dispatch(envelope_of(1), envelope_of(2), plan=plan_of(FIRST))
         await heir.after(10.0)
         assert len(sender.calls) == 2
+
+
+# ---------------------------------------------------------------- nobody there
+
+
+async def test_nobody_there_means_the_next_channel_at_once(delivery: Retrying) -> None:
+    """Who has no session is not waited for; who has one has the ack window, and each channel is used once."""
+    first = delivery.channel(FIRST)
+    delivery.presence.where = {"acme/bob": ("n1",)}
+    stored = await delivery.dispatch(envelope_of(1), to=["alice", "bob"], plan=plan_of(FIRST))
+    async with running(delivery.offers.run), running(delivery.elsewhere.run):
+        delivery.offers.add(stored.offers)
+        await until(lambda: delivery.metrics.follow_ups["nobody_there"]._value.get() == 1, what="followed up")
+        await delivery.after(0.0)
+        assert [recipient_key for recipient_key, _, _ in first.calls] == ["acme/alice"]
+        assert await delivery.steps(1, "bob") == []
+        await delivery.after(10.0)
+        assert [recipient_key for recipient_key, _, _ in first.calls] == ["acme/alice", "acme/bob"]
+        await delivery.after(600.0)
+    assert len(first.calls) == 2
+    assert await delivery.waiting() == []
+
+
+async def test_two_follow_ups_of_one_delivery_make_each_attempt_once(delivery: Retrying) -> None:
+    """The early one and that of the ack window meet: retries, a second channel and the end are those of one."""
+    first, second = delivery.channel(FIRST, Retry("busy"), Retry("busy")), delivery.channel(SECOND)
+    stored = await delivery.dispatch(envelope_of(1), plan=plan_of(FIRST, SECOND))
+    async with running(delivery.offers.run), running(delivery.elsewhere.run):
+        delivery.offers.add(stored.offers)
+        await until(lambda: delivery.metrics.follow_ups["nobody_there"]._value.get() == 1, what="followed up")
+        for _ in range(100):
+            await delivery.after(10.0)
+    assert first.attempts == [1, 2, 3]
+    assert second.attempts == [1]
+    assert await delivery.waiting() == []
+
+
+async def test_an_ack_in_between_ends_both(delivery: Retrying) -> None:
+    """A client that came right after the look, and acked on screen, is not called on another channel."""
+    first = delivery.channel(FIRST)
+    stored = await delivery.dispatch(envelope_of(1), plan=plan_of(FIRST))
+    async with running(delivery.offers.run), running(delivery.elsewhere.run):
+        delivery.offers.add(stored.offers)
+        await until(lambda: delivery.metrics.follow_ups["nobody_there"]._value.get() == 1, what="followed up")
+        await delivery.ack(1, AckLevel.FOREGROUND)
+        await delivery.after(0.0)
+        await delivery.after(10.0)
+    assert first.calls == []
+    assert await delivery.waiting() == []

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import pytest
 
@@ -164,6 +164,10 @@ def _sqlite_request_log(data_dir: Path) -> Opener[RequestLog]:
     return opener
 
 
+# The clients of Cassandra and their schemes.
+CASSANDRA_CLIENTS: Final = {"cassandra": "cassandra", "acsylla": "cassandra+acsylla"}
+
+
 class InboxOpener(Protocol):
     """Opens the same store of delivery again and again."""
 
@@ -179,15 +183,20 @@ class InboxOpener(Protocol):
 
 def inbox_backends() -> list[Any]:
     """Inbox stores: data_dir → an opener."""
-    return [
-        *swept_inbox_backends(),
-        pytest.param(_cassandra_inbox("cassandra"), id="cassandra", marks=pytest.mark.engines),
-    ]
+    return [*swept_inbox_backends(), *expiring_inbox_backends()]
 
 
 def swept_inbox_backends() -> list[Any]:
     """Inbox stores that forget when they are swept, not by themselves."""
     return [pytest.param(SqliteInboxOpener, id="sqlite")]
+
+
+def expiring_inbox_backends() -> list[Any]:
+    """Inbox stores that forget by themselves."""
+    return [
+        pytest.param(_cassandra_inbox(scheme), id=client, marks=pytest.mark.engines)
+        for client, scheme in CASSANDRA_CLIENTS.items()
+    ]
 
 
 def _cassandra_inbox(client: str) -> Callable[[Path], Opener[Any]]:
@@ -202,8 +211,56 @@ def _cassandra_inbox(client: str) -> Callable[[Path], Opener[Any]]:
 def poisoned_inbox_backends() -> list[Any]:
     """Inbox stores that can be made to refuse some rows: data_dir → an opener and what makes it refuse."""
     return [
-        pytest.param(lambda data_dir: (SqliteInboxOpener(data_dir), SqlitePoison(data_dir / "inbox.db")), id="sqlite")
+        pytest.param(lambda data_dir: (SqliteInboxOpener(data_dir), SqlitePoisoner(data_dir)), id="sqlite"),
+        *(
+            pytest.param(_cassandra_poisoned(scheme), id=client, marks=pytest.mark.engines)
+            for client, scheme in CASSANDRA_CLIENTS.items()
+        ),
     ]
+
+
+class Poisoner(Protocol):
+    """Makes an open store refuse some rows, and nothing else."""
+
+    @property
+    def category(self) -> str:
+        """Rows of this category are refused."""
+        ...
+
+    async def refuse(self) -> None:
+        """From now on."""
+        ...
+
+    async def accept(self) -> None:
+        """Takes it back."""
+        ...
+
+
+class SqlitePoisoner:
+    """Does it by a trigger."""
+
+    category = "poison"
+
+    def __init__(self, data_dir: Path) -> None:
+        self._poison = SqlitePoison(data_dir / "inbox.db")
+
+    async def refuse(self) -> None:
+        """From now on."""
+        self._poison.refuse()
+
+    async def accept(self) -> None:
+        """Takes it back."""
+        self._poison.accept()
+
+
+def _cassandra_poisoned(client: str) -> Callable[[Path], tuple[InboxOpener, Poisoner]]:
+    def factory(data_dir: Path) -> tuple[InboxOpener, Poisoner]:
+        from tests.support.cassandra import CassandraOpener, CassandraPoisoner
+
+        opener: Any = CassandraOpener(client, data_dir)
+        return opener, CassandraPoisoner(opener)
+
+    return factory
 
 
 class SqlitePoison:
@@ -221,7 +278,7 @@ class SqlitePoison:
 
     def accept(self) -> None:
         """Takes it back."""
-        self._execute("drop trigger poison")
+        self._execute("drop trigger if exists poison")
 
     def _execute(self, statement: str) -> None:
         with contextlib.closing(sqlite3.connect(self._path)) as connection:

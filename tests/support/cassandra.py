@@ -189,3 +189,24 @@ async def _free_keyspace() -> str:
     _made.append(name)
     await make_keyspace(keyspace_url(name))
     return name
+
+
+class CassandraPoisoner:
+    """Does it by an index: a node refuses a row whose category is larger than an index takes."""
+
+    category = "poison" * 11_000
+
+    def __init__(self, opener: CassandraOpener) -> None:
+        self._opener = opener
+
+    async def refuse(self) -> None:
+        """From now on."""
+        await (await _upkeep()).run(f"create index poison on {self._keyspace}.inbox (category)")
+
+    async def accept(self) -> None:
+        """Takes it back."""
+        await (await _upkeep()).run(f"drop index if exists {self._keyspace}.poison")
+
+    @property
+    def _keyspace(self) -> str:
+        return parse("tests", self._opener.url).name

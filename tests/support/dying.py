@@ -28,12 +28,12 @@ class DeadlyPresence(InProcessPresence):
         return await super().look_up(recipient_keys)
 
 
-async def work(data_dir: Path, seconds: float) -> None:
+async def work(data_dir: Path, follow_ups_url: str, seconds: float) -> None:
     """Works what is due after so many seconds."""
-    async with retrying(data_dir) as made:
-        dying = Retrying(made.store, presence=DeadlyPresence())
+    async with retrying(data_dir, follow_ups_url=follow_ups_url) as made:
+        dying = Retrying(made.store, presence=DeadlyPresence(), clock=made.clock)
         await dying.after(seconds)
 
 
 if __name__ == "__main__":
-    asyncio.run(work(Path(sys.argv[1]), float(sys.argv[2])))
+    asyncio.run(work(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))

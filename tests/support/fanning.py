@@ -16,13 +16,14 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from heliograph.fanout.v1 import slice_record_pb2
 from heliograph.type.v1 import plan_pb2
 from mesh.clock import ManualClock
-from mesh.lanes import LaneReader, LaneUnavailable, LaneWriter, Record, Stored, open_reader, open_writer
+from mesh.lanes import LaneReader, LaneUnavailable, LaneWriter, Parked, Record, Stored, open_reader, open_writer
 from mesh.lanes import position_migrations as migrations
 from mesh.sqlite import Writer
 from mesh.telemetry import Telemetry
 from svc_fanout.caution import Caution
 from svc_fanout.flight import Flight
 from svc_fanout.metrics import Metrics
+from svc_fanout.parked import Lane, ParkedRecords
 from svc_fanout.planner import Planner
 from svc_fanout.ports import Prefs
 from svc_fanout.registry import Category
@@ -60,7 +61,7 @@ class UnsteadyLane:
         self.refused = 0
         self.open, self.close, self.restart = reader.open, reader.close, reader.restart
         self.lag, self.parked, self.notes = reader.lag, reader.parked, reader.notes
-        self.containing = reader.containing
+        self.containing, self.on_leave = reader.containing, reader.on_leave
         self.begin_life, self.end_life = reader.begin_life, reader.end_life
         self.trim, self.backlog = writer.trim, writer.backlog
 
@@ -83,6 +84,11 @@ class UnsteadyLane:
         """See the port."""
         self._check("park")
         await self.reader.park(record, reason)
+
+    async def unpark(self, record: Parked) -> None:
+        """See the port."""
+        self._check("unpark")
+        await self.reader.unpark(record)
 
     async def note(self, position: int, note: bytes) -> None:
         """See the port."""
@@ -112,6 +118,7 @@ class Fanout:
         lane: the event lane as the process sees it; `slice_lane` the other one.
         steps: what was traced.
         append_times: what was told of answered batches, of both lanes.
+        parked: what was put aside, for operators.
         options: settings of the next process.
     """
 
@@ -132,6 +139,7 @@ class Fanout:
         self.worker: LaneWorker
         self.slice_worker: SliceWorker
         self.wishes: Wishes
+        self.parked: ParkedRecords
         self.telemetry: Telemetry
 
     async def open(self) -> None:
@@ -191,6 +199,11 @@ class Fanout:
             page_size=options.get("slice_size", 2_000),
             trace=self._trace,
         )
+        lanes = {
+            LANE: Lane(self.lane, self.slice_lane, planner.plan_again),
+            "slices-" + LANE: Lane(self.slice_lane, self.slice_lane, None),
+        }
+        self.parked = ParkedRecords(lanes, self.clock)
         slice_flight = self._flight("slices-" + LANE, self.slice_lane, metrics, options.get("slices_in_flight", 2))
         self.slice_worker = SliceWorker(
             flight=slice_flight,

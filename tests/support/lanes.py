@@ -22,6 +22,7 @@ class LaneCase(Protocol):
     data_dir: Path
     run_dir: Path
     clock: ManualClock
+    trims_at_once: bool
 
     async def writer(self) -> LaneWriter:
         """The writing end, opened anew: one that was open is closed first."""
@@ -48,6 +49,7 @@ class SqliteLaneCase:
     """A lane in a file of its own."""
 
     url = "sqlite:///lanes"
+    trims_at_once = False
 
     def __init__(self, data_dir: Path, run_dir: Path) -> None:
         self.data_dir = data_dir

@@ -241,7 +241,7 @@ class Node:
         self.inbox = InboxEnd()
         self.topics = TopicsEnd()
         self.presence = PresenceService(
-            store=open_store("memory://", lease=15.0),
+            store=open_store("memory://", lease=15.0, clock=SystemClock()),
             clock=SystemClock(),
             metrics=PresenceMetrics(Telemetry("presence")),
             lease=15.0,

@@ -7,6 +7,7 @@ assert anything.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from mesh.telemetry import Telemetry
 from mesh.times import set_micros
 from svc_delivery.caution import Caution
 from svc_delivery.channels import PlanWalker
+from svc_delivery.elsewhere import Elsewhere
 from svc_delivery.explain import Explainer
 from svc_delivery.metrics import Metrics
 from svc_delivery.offers import Offers
@@ -122,10 +124,15 @@ class Retrying:
     """Everything of delivery that works on what is due."""
 
     def __init__(
-        self, store: InboxStore, *, presence: InProcessPresence | None = None, offer_limit: int = 10_000
+        self,
+        store: InboxStore,
+        *,
+        presence: InProcessPresence | None = None,
+        offer_limit: int = 10_000,
+        clock: ManualClock | None = None,
     ) -> None:
         self.store = store
-        self.clock = ManualClock(wall=CLOCK_S)
+        self.clock = ManualClock(wall=CLOCK_S) if clock is None else clock
         self.inbox = UnsteadyInbox(store.inbox)
         self.presence = presence or InProcessPresence()
         self.nodes = InProcessNodes()
@@ -134,8 +141,14 @@ class Retrying:
         self.settled = Settled(keep=15.0)
         self.telemetry = Telemetry("delivery")
         self.metrics = Metrics(self.telemetry)
+        self.elsewhere = Elsewhere(follow_ups=store.follow_ups, metrics=self.metrics, now_us=self.now_us)
         self.offers = Offers(
-            presence=self.presence, nodes=self.nodes, settled=self.settled, metrics=self.metrics, limit=offer_limit
+            presence=self.presence,
+            nodes=self.nodes,
+            settled=self.settled,
+            metrics=self.metrics,
+            limit=offer_limit,
+            nobody_there=self.elsewhere.add,
         )
         self.writer = FreshWriter(inbox=self.inbox, stamper=Stamper(self.clock), limit=5.0, late=lambda: None)
         wishes = Wishes(self.prefs)
@@ -261,14 +274,27 @@ def key_of(number: int, name: str = "alice") -> RowKey:
 
 
 @contextlib.asynccontextmanager
-async def retrying(data_dir: Path, *, offer_limit: int = 10_000) -> AsyncIterator[Retrying]:
-    """A delivery on the store of a folder, nothing running."""
-    store = open_store("sqlite:///inbox.db", data_dir)
-    await store.open()
-    try:
-        yield Retrying(store, offer_limit=offer_limit)
-    finally:
-        await store.close()
+async def retrying(
+    data_dir: Path, *, follow_ups_url: str = "", clock: ManualClock | None = None, offer_limit: int = 10_000
+) -> AsyncIterator[Retrying]:
+    """A delivery on the store of a folder, nothing running.
+
+    Args:
+        data_dir: the folder.
+        follow_ups_url: lanes for its follow-ups; empty: in the inbox.
+        clock: its time; a new one when left out.
+        offer_limit: recipients that may wait for the links.
+    """
+    clock = ManualClock(wall=CLOCK_S) if clock is None else clock
+    with tempfile.TemporaryDirectory(prefix="hg-") as run_dir:
+        store = open_store(
+            "sqlite:///inbox.db", data_dir, follow_ups_url=follow_ups_url, run_dir=Path(run_dir), clock=clock
+        )
+        await store.open()
+        try:
+            yield Retrying(store, offer_limit=offer_limit, clock=clock)
+        finally:
+            await store.close()
 
 
 @contextlib.asynccontextmanager

@@ -108,7 +108,10 @@ def _run(
     import msgspec
 
     from heliograph_cli.stores import all_well
+    from mesh.telemetry import configure_logs
 
+    # What adapters and drivers have to say beside their findings must not stand among these.
+    configure_logs("stores", "warning")
     lines = asyncio.run(work(targets))
     for line in lines:
         typer.echo(msgspec.json.encode(line).decode() if as_json else _shown(line))

@@ -72,9 +72,10 @@ async def test_a_list_shows_a_line_a_letter(site: Site, capsys: pytest.CaptureFi
     await letters.show_list(site.reach, ALL, limit=50, as_json=False)
     head, *lines, last = capsys.readouterr().out.splitlines()
     assert head.split() == ["TIME", "REASON", "RECIPIENT", "CHANNEL", "EVENT", "ID"]
+    assert last == "fanout does not answer: what it has put aside is not known"
+    assert lines.pop() == "3 listed"
     assert [line.split()[-1] for line in lines] == ids
     assert all(line.split()[2:5] == ["tries-exhausted", "acme/alice", str(FIRST)] for line in lines)
-    assert last == "3 listed"
     await letters.show_list(site.reach, ALL, limit=2, as_json=True)
     assert len(capsys.readouterr().out.splitlines()) == 2
     await letters.show_list(site.reach, Filter("nobody", 0), limit=2, as_json=False)

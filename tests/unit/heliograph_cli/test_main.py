@@ -26,6 +26,7 @@ def _heliograph(*argv: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("prefs", "mute"),
         ("topics", "list"),
         ("dead-letters", "redrive"),
+        ("parked", "get"),
         ("stores", "check"),
     ],
 )
@@ -72,6 +73,8 @@ def test_a_failure_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
         ("dead-letters", "redrive"),
         ("dead-letters", "redrive", "some-id", "--all"),
         ("dead-letters", "redrive", "--all", "--reason", "poison"),
+        ("parked", "redrive"),
+        ("parked", "redrive", "normal/1/1", "--all"),
         ("explain", "some-id"),
         ("nonsense",),
     ],

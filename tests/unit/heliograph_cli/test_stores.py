@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from heliograph_cli import stores
@@ -18,6 +19,13 @@ from mesh.errors import StartError, Unavailable
 from mesh.stores import Finding
 
 State: TypeAlias = Literal["ok", "missing", "behind", "wrong"]
+
+
+@pytest.fixture(autouse=True)
+def _logs() -> Iterator[None]:
+    """The command says where logs go; the next test may say otherwise."""
+    yield
+    structlog.reset_defaults()
 
 
 class MemoryAdmin:
@@ -102,6 +110,14 @@ async def test_a_store_that_cannot_be_asked_hides_no_other() -> None:
         ("ok", "a"),
     ]
     assert not all_well(lines)
+
+
+async def test_a_line_says_once_what_and_where() -> None:
+    """What a store's own text begins with stands in the line already."""
+    causes = ["wishes at memory://wishes: is away", "wishes: is away", "memory://wishes: is away", "is away"]
+    for cause in causes:
+        lines = await stores.check([target(MemoryAdmin("wishes", {}, broken=StartError(cause)))])
+        assert said(lines) == [("failed", "is away")]
 
 
 async def test_creating_makes_what_is_missing_and_looks_again() -> None:

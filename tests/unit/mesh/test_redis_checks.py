@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from mesh.redis_checks import facts_of, judge
-from mesh.redis_connections import Refusal
+from mesh.redis_connections import Refusal, Reply
 
 
 def test_facts_are_the_fields_of_all_sections() -> None:
     """Headings and empty lines say nothing, and a section that is refused tells nothing."""
-    sections = [b"# Server\r\nredis_version:7.0.15\r\n\r\n", Refusal("NOPERM", "no"), b"role:master\r\n"]
+    sections: list[Reply] = [b"# Server\r\nredis_version:7.0.15\r\n\r\n", Refusal("NOPERM", "no"), b"role:master\r\n"]
     assert facts_of(sections) == {"redis_version": "7.0.15", "role": "master"}
 
 

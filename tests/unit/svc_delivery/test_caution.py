@@ -6,6 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 from heliograph.delivery.v1 import dead_letter_service_pb2 as pb
 from heliograph.delivery.v1 import lane_record_pb2
 from svc_delivery.caution import Caution
@@ -16,34 +18,39 @@ from tests.support.retrying import envelope_of, retrying
 ROOT = Path(__file__).parents[3]
 
 
-async def died(data_dir: Path, seconds: float) -> bool:
+async def died(data_dir: Path, follow_ups_url: str, seconds: float) -> bool:
     """Lets a process work what is due; whether it died."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.support.dying", str(data_dir), str(seconds), cwd=ROOT
+        sys.executable, "-m", "tests.support.dying", str(data_dir), follow_ups_url, str(seconds), cwd=ROOT
     )
     code = await process.wait()
     assert code in (0, DIED)
     return code == DIED
 
 
-async def test_a_record_that_kills_the_process_is_parked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("follow_ups_url", "place"),
+    [("", "follow_ups/1"), ("sqlite:///lanes", "retry-10s/0/1")],
+    ids=["sqlite", "lanes"],
+)
+async def test_a_record_that_kills_the_process_is_parked(tmp_path: Path, follow_ups_url: str, place: str) -> None:
     """One death without suspicion and three by name; then it is a dead letter with its bytes and others are done."""
-    async with retrying(tmp_path) as first:
+    async with retrying(tmp_path, follow_ups_url=follow_ups_url) as first:
         await first.dispatch(envelope_of(1), to=["alice", "poison"])
         for number in range(2, 7):
             await first.dispatch(envelope_of(number), to=["bob"])
     deaths = 0
-    while await died(tmp_path, 10.0):
+    while await died(tmp_path, follow_ups_url, 10.0):
         deaths += 1
         assert deaths < 10
     assert deaths == 4
-    async with retrying(tmp_path) as heir:
+    async with retrying(tmp_path, follow_ups_url=follow_ups_url) as heir:
         assert not heir.store.suspects.after_crash
         (letter,) = await heir.buried()
         assert letter.reason == pb.DEAD_LETTER_REASON_POISON
         record = lane_record_pb2.LaneRecord.FromString(letter.original)
         assert [item.recipient_key for item in record.follow_ups.items] == ["acme/alice", "acme/poison"]
-        assert pb.DeadLetter.FromString(letter.letter).lane_position == "follow_ups/1"
+        assert pb.DeadLetter.FromString(letter.letter).lane_position == place
         # Whoever was not connected rests in the inbox: nothing is left of the others.
         assert await heir.waiting() == []
 

@@ -13,10 +13,11 @@ from heliograph.type.v1 import notification_pb2
 from mesh.channel import Channels
 from mesh.clock import ManualClock
 from mesh.errors import FailedPrecondition, Unavailable
+from mesh.links import Pace
 from mesh.streams import live_calls
 from mesh.telemetry import Telemetry
 from svc_delivery import links
-from svc_delivery.links import Link, Pace
+from svc_delivery.links import Link
 from svc_delivery.metrics import Metrics
 from svc_delivery.ports import NodeAddress
 from tests.support.delivering import InProcessMarks, store_down

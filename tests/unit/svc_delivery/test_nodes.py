@@ -12,9 +12,10 @@ from heliograph.gateway.v1 import gateway_service_pb2 as pb
 from mesh.channel import Channels
 from mesh.clock import ManualClock
 from mesh.errors import Unavailable
+from mesh.links import Pace
 from mesh.streams import live_calls
 from mesh.telemetry import Telemetry
-from svc_delivery.links import Link, Pace
+from svc_delivery.links import Link
 from svc_delivery.metrics import Metrics
 from svc_delivery.nodes import Links
 from svc_delivery.ports import NodeAddress

@@ -14,9 +14,10 @@ from heliograph.type.v1 import notification_pb2
 from mesh.channel import Channels
 from mesh.clock import ManualClock
 from mesh.errors import DataLoss, FailedPrecondition, Unavailable
+from mesh.links import Pace
 from mesh.streams import live_calls
 from mesh.telemetry import Telemetry
-from svc_fanout.links import DispatchLink, Pace
+from svc_fanout.links import DispatchLink
 from svc_fanout.metrics import Metrics
 from svc_fanout.pacing import Pacing
 from tests.support.dispatching import make_envelope, refusal

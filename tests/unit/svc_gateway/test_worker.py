@@ -62,7 +62,7 @@ class InProcess:
     def restart_presence(self) -> None:
         """Presence loses its memory."""
         self.presence = PresenceService(
-            store=open_store("memory://", lease=15.0),
+            store=open_store("memory://", lease=15.0, clock=self.clock),
             clock=self.clock,
             metrics=PresenceMetrics(Telemetry("presence")),
             lease=15.0,

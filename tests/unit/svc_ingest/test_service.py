@@ -16,6 +16,7 @@ from mesh.lanes import Backlog, LaneUnavailable, LaneWriter, Record
 from mesh.times import micros_of
 from svc_ingest import limits
 from svc_ingest.ports import Answer, Claim, Known, RequestLog
+from svc_ingest.service import LOG_CALLS
 from svc_ingest.store.sqlite import SqliteRequestLog
 from tests.support.publishing import NOW, Ingest, open_lanes, publish_request, random_id, request_id
 from tests.support.wait import until
@@ -268,6 +269,31 @@ async def test_a_log_that_stands_still_stops_nobody(world: World, step: str) -> 
     await world.ingest.settle()
     again = await world.ingest.publish(request)
     assert (again.event_id, again.replayed) == (answer.event_id, True)
+
+
+async def test_nobody_waits_twice_for_a_log_that_stands_still(world: World) -> None:
+    """The call waited for its claim; what it has to tell goes on without it, and arrives."""
+    world.log.stuck = frozenset({"begin", "finish"})
+    request = publish_request(id_=request_id())
+    answer = await world.ingest.publish(request)
+    assert [step for step, _ in world.log.calls][:1] == ["begin"]
+    assert world.ingest.metric("skipped_requests_total", step="begin") == 1
+    assert world.ingest.metric("skipped_requests_total", step="finish") == 0
+    world.log.stuck = frozenset()
+    world.log.going_on.set()
+    await world.ingest.settle()
+    assert (await world.ingest.publish(request)).event_id == answer.event_id
+
+
+async def test_what_a_log_is_told_does_not_pile_up(world: World) -> None:
+    """A log that stands still for long is told no more, and that is counted."""
+    world.log.stuck = frozenset({"begin", "finish"})
+    most = LOG_CALLS
+    await asyncio.gather(*[world.ingest.publish(publish_request(id_=request_id(n))) for n in range(most + 7)])
+    assert world.ingest.metric("skipped_requests_total", step="finish") == 7
+    world.log.going_on.set()
+    await world.ingest.settle()
+    assert sum(count for step, count in world.log.calls if step == "finish") == most
 
 
 async def test_a_lost_log_costs_a_second_record_not_a_second_id(run_dir: Path) -> None:

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from heliograph.access.v1 import access_pb2 as heliograph_dot_access_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)heliograph/fanout/v1/fanout_service.proto\x12\x14heliograph.fanout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!heliograph/access/v1/access.proto\"\x0f\n\rGetLagRequest\">\n\x0eGetLagResponse\x12,\n\x05lanes\x18\x01 \x03(\x0b\x32\x1d.heliograph.fanout.v1.LaneLag\"o\n\x07LaneLag\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0crecord_count\x18\x03 \x01(\x03\x12-\n\noldest_age\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration2k\n\rFanoutService\x12Z\n\x06GetLag\x12#.heliograph.fanout.v1.GetLagRequest\x1a$.heliograph.fanout.v1.GetLagResponse\"\x05\x82\xce\x18\x01\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)heliograph/fanout/v1/fanout_service.proto\x12\x14heliograph.fanout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!heliograph/access/v1/access.proto\"\x0f\n\rGetLagRequest\">\n\x0eGetLagResponse\x12,\n\x05lanes\x18\x01 \x03(\x0b\x32\x1d.heliograph.fanout.v1.LaneLag\"o\n\x07LaneLag\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0crecord_count\x18\x03 \x01(\x03\x12-\n\noldest_age\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xbb\x01\n\x0cParkedRecord\x12\x11\n\tparked_id\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12-\n\tpark_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04size\x18\x07 \x01(\x03\x12\x0b\n\x03key\x18\x08 \x01(\x0c\x12\r\n\x05value\x18\t \x01(\x0c\":\n\x11ListParkedRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"b\n\x12ListParkedResponse\x12\x33\n\x07records\x18\x01 \x03(\x0b\x32\".heliograph.fanout.v1.ParkedRecord\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"%\n\x10GetParkedRequest\x12\x11\n\tparked_id\x18\x01 \x01(\t\"G\n\x11GetParkedResponse\x12\x32\n\x06record\x18\x01 \x01(\x0b\x32\".heliograph.fanout.v1.ParkedRecord\"A\n\x14RedriveParkedRequest\x12\x12\n\nparked_ids\x18\x01 \x03(\t\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\"K\n\x15RedriveParkedResponse\x12\x16\n\x0eredriven_count\x18\x01 \x01(\x05\x12\x1a\n\x12refused_parked_ids\x18\x02 \x03(\t2\xa9\x03\n\rFanoutService\x12Z\n\x06GetLag\x12#.heliograph.fanout.v1.GetLagRequest\x1a$.heliograph.fanout.v1.GetLagResponse\"\x05\x82\xce\x18\x01\x03\x12\x66\n\nListParked\x12\'.heliograph.fanout.v1.ListParkedRequest\x1a(.heliograph.fanout.v1.ListParkedResponse\"\x05\x82\xce\x18\x01\x03\x12\x63\n\tGetParked\x12&.heliograph.fanout.v1.GetParkedRequest\x1a\'.heliograph.fanout.v1.GetParkedResponse\"\x05\x82\xce\x18\x01\x03\x12o\n\rRedriveParked\x12*.heliograph.fanout.v1.RedriveParkedRequest\x1a+.heliograph.fanout.v1.RedriveParkedResponse\"\x05\x82\xce\x18\x01\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +36,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FANOUTSERVICE'].methods_by_name['GetLag']._loaded_options = None
   _globals['_FANOUTSERVICE'].methods_by_name['GetLag']._serialized_options = b'\202\316\030\001\003'
-  _globals['_GETLAGREQUEST']._serialized_start=134
-  _globals['_GETLAGREQUEST']._serialized_end=149
-  _globals['_GETLAGRESPONSE']._serialized_start=151
-  _globals['_GETLAGRESPONSE']._serialized_end=213
-  _globals['_LANELAG']._serialized_start=215
-  _globals['_LANELAG']._serialized_end=326
-  _globals['_FANOUTSERVICE']._serialized_start=328
-  _globals['_FANOUTSERVICE']._serialized_end=435
+  _globals['_FANOUTSERVICE'].methods_by_name['ListParked']._loaded_options = None
+  _globals['_FANOUTSERVICE'].methods_by_name['ListParked']._serialized_options = b'\202\316\030\001\003'
+  _globals['_FANOUTSERVICE'].methods_by_name['GetParked']._loaded_options = None
+  _globals['_FANOUTSERVICE'].methods_by_name['GetParked']._serialized_options = b'\202\316\030\001\003'
+  _globals['_FANOUTSERVICE'].methods_by_name['RedriveParked']._loaded_options = None
+  _globals['_FANOUTSERVICE'].methods_by_name['RedriveParked']._serialized_options = b'\202\316\030\001\003'
+  _globals['_GETLAGREQUEST']._serialized_start=167
+  _globals['_GETLAGREQUEST']._serialized_end=182
+  _globals['_GETLAGRESPONSE']._serialized_start=184
+  _globals['_GETLAGRESPONSE']._serialized_end=246
+  _globals['_LANELAG']._serialized_start=248
+  _globals['_LANELAG']._serialized_end=359
+  _globals['_PARKEDRECORD']._serialized_start=362
+  _globals['_PARKEDRECORD']._serialized_end=549
+  _globals['_LISTPARKEDREQUEST']._serialized_start=551
+  _globals['_LISTPARKEDREQUEST']._serialized_end=609
+  _globals['_LISTPARKEDRESPONSE']._serialized_start=611
+  _globals['_LISTPARKEDRESPONSE']._serialized_end=709
+  _globals['_GETPARKEDREQUEST']._serialized_start=711
+  _globals['_GETPARKEDREQUEST']._serialized_end=748
+  _globals['_GETPARKEDRESPONSE']._serialized_start=750
+  _globals['_GETPARKEDRESPONSE']._serialized_end=821
+  _globals['_REDRIVEPARKEDREQUEST']._serialized_start=823
+  _globals['_REDRIVEPARKEDREQUEST']._serialized_end=888
+  _globals['_REDRIVEPARKEDRESPONSE']._serialized_start=890
+  _globals['_REDRIVEPARKEDRESPONSE']._serialized_end=965
+  _globals['_FANOUTSERVICE']._serialized_start=968
+  _globals['_FANOUTSERVICE']._serialized_end=1393
 # @@protoc_insertion_point(module_scope)

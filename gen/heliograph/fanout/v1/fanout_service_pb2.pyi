@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -95,3 +96,215 @@ class LaneLag(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LaneLag: _TypeAlias = LaneLag  # noqa: Y015
+
+@_typing.final
+class ParkedRecord(_message.Message):
+    """A record that was put aside, so that the lane could go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARKED_ID_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PARK_TIME_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    parked_id: _builtins.str
+    """Names it in calls: its lane, its position and the time of parking."""
+    lane: _builtins.str
+    """As in LaneLag."""
+    partition: _builtins.int
+    """0 on embedded stores."""
+    offset: _builtins.int
+    """Its place in the partition."""
+    reason: _builtins.str
+    """Why it was put aside."""
+    size: _builtins.int
+    """Bytes of its value."""
+    key: _builtins.bytes
+    """The record's key; only from GetParked."""
+    value: _builtins.bytes
+    """The record's value; only from GetParked."""
+    @_builtins.property
+    def park_time(self) -> _timestamp_pb2.Timestamp:
+        """When."""
+
+    def __init__(
+        self,
+        *,
+        parked_id: _builtins.str = ...,
+        lane: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        park_time: _timestamp_pb2.Timestamp | None = ...,
+        size: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["park_time", b"park_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "lane", b"lane", "offset", b"offset", "park_time", b"park_time", "parked_id", b"parked_id", "partition", b"partition", "reason", b"reason", "size", b"size", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkedRecord: _TypeAlias = ParkedRecord  # noqa: Y015
+
+@_typing.final
+class ListParkedRequest(_message.Message):
+    """Asks for a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """0 means 50; more than 500 is cut down; negative is refused."""
+    page_token: _builtins.str
+    """From the last answer."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListParkedRequest: _TypeAlias = ListParkedRequest  # noqa: Y015
+
+@_typing.final
+class ListParkedResponse(_message.Message):
+    """A page of parked records."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty at the end."""
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedRecord]:
+        """In the order of lanes and positions."""
+
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___ParkedRecord] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListParkedResponse: _TypeAlias = ListParkedResponse  # noqa: Y015
+
+@_typing.final
+class GetParkedRequest(_message.Message):
+    """Asks for one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARKED_ID_FIELD_NUMBER: _builtins.int
+    parked_id: _builtins.str
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        parked_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parked_id", b"parked_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetParkedRequest: _TypeAlias = GetParkedRequest  # noqa: Y015
+
+@_typing.final
+class GetParkedResponse(_message.Message):
+    """The record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def record(self) -> Global___ParkedRecord:
+        """The record."""
+
+    def __init__(
+        self,
+        *,
+        record: Global___ParkedRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetParkedResponse: _TypeAlias = GetParkedResponse  # noqa: Y015
+
+@_typing.final
+class RedriveParkedRequest(_message.Message):
+    """Asks to try again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARKED_IDS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    """Read them only: nothing is tried."""
+    @_builtins.property
+    def parked_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 50."""
+
+    def __init__(
+        self,
+        *,
+        parked_ids: _abc.Iterable[_builtins.str] | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parked_ids", b"parked_ids", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveParkedRequest: _TypeAlias = RedriveParkedRequest  # noqa: Y015
+
+@_typing.final
+class RedriveParkedResponse(_message.Message):
+    """What went."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDRIVEN_COUNT_FIELD_NUMBER: _builtins.int
+    REFUSED_PARKED_IDS_FIELD_NUMBER: _builtins.int
+    redriven_count: _builtins.int
+    """How many are on their way again; with validate_only: can be read by this version."""
+    @_builtins.property
+    def refused_parked_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that are unknown, gone, or cannot be read by this version."""
+
+    def __init__(
+        self,
+        *,
+        redriven_count: _builtins.int = ...,
+        refused_parked_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["redriven_count", b"redriven_count", "refused_parked_ids", b"refused_parked_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveParkedResponse: _TypeAlias = RedriveParkedResponse  # noqa: Y015

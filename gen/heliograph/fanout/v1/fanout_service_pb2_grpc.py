@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FanoutServiceStub:
-    """Tells how far behind the event lanes' reader is. Fanout itself only reads lanes and calls others.
+    """Tells how far behind the event lanes' reader is, and what it put aside. Fanout itself only reads lanes and calls others.
     """
 
     def __init__(self, channel):
@@ -40,14 +40,51 @@ class FanoutServiceStub:
                 request_serializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetLagRequest.SerializeToString,
                 response_deserializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetLagResponse.FromString,
                 _registered_method=True)
+        self.ListParked = channel.unary_unary(
+                '/heliograph.fanout.v1.FanoutService/ListParked',
+                request_serializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.ListParkedRequest.SerializeToString,
+                response_deserializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.ListParkedResponse.FromString,
+                _registered_method=True)
+        self.GetParked = channel.unary_unary(
+                '/heliograph.fanout.v1.FanoutService/GetParked',
+                request_serializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetParkedRequest.SerializeToString,
+                response_deserializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetParkedResponse.FromString,
+                _registered_method=True)
+        self.RedriveParked = channel.unary_unary(
+                '/heliograph.fanout.v1.FanoutService/RedriveParked',
+                request_serializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.RedriveParkedRequest.SerializeToString,
+                response_deserializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.RedriveParkedResponse.FromString,
+                _registered_method=True)
 
 
 class FanoutServiceServicer:
-    """Tells how far behind the event lanes' reader is. Fanout itself only reads lanes and calls others.
+    """Tells how far behind the event lanes' reader is, and what it put aside. Fanout itself only reads lanes and calls others.
     """
 
     def GetLag(self, request, context):
         """Returns the lag of every lane that this process reads. Read-only. Fails with UNAVAILABLE while a lane cannot be read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListParked(self, request, context):
+        """Lists the records that could not be read, or that killed the process, without their bytes. Read-only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetParked(self, request, context):
+        """Returns one with its bytes. Read-only. Fails with NOT_FOUND (DEAD_LETTER_UNKNOWN).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RedriveParked(self, request, context):
+        """Tries parked records again, under today's wishes where nobody was decided about yet; those that went are gone from the list.
+        Idempotent: one that is gone is answered as refused. A call that was broken off may be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +98,21 @@ def add_FanoutServiceServicer_to_server(servicer, server):
                     request_deserializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetLagRequest.FromString,
                     response_serializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetLagResponse.SerializeToString,
             ),
+            'ListParked': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListParked,
+                    request_deserializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.ListParkedRequest.FromString,
+                    response_serializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.ListParkedResponse.SerializeToString,
+            ),
+            'GetParked': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetParked,
+                    request_deserializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetParkedRequest.FromString,
+                    response_serializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetParkedResponse.SerializeToString,
+            ),
+            'RedriveParked': grpc.unary_unary_rpc_method_handler(
+                    servicer.RedriveParked,
+                    request_deserializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.RedriveParkedRequest.FromString,
+                    response_serializer=heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.RedriveParkedResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'heliograph.fanout.v1.FanoutService', rpc_method_handlers)
@@ -70,7 +122,7 @@ def add_FanoutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FanoutService:
-    """Tells how far behind the event lanes' reader is. Fanout itself only reads lanes and calls others.
+    """Tells how far behind the event lanes' reader is, and what it put aside. Fanout itself only reads lanes and calls others.
     """
 
     @staticmethod
@@ -90,6 +142,87 @@ class FanoutService:
             '/heliograph.fanout.v1.FanoutService/GetLag',
             heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetLagRequest.SerializeToString,
             heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetLagResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListParked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heliograph.fanout.v1.FanoutService/ListParked',
+            heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.ListParkedRequest.SerializeToString,
+            heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.ListParkedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetParked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heliograph.fanout.v1.FanoutService/GetParked',
+            heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetParkedRequest.SerializeToString,
+            heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.GetParkedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RedriveParked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heliograph.fanout.v1.FanoutService/RedriveParked',
+            heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.RedriveParkedRequest.SerializeToString,
+            heliograph_dot_fanout_dot_v1_dot_fanout__service__pb2.RedriveParkedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,14 +13,22 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FanoutServiceStub:
-    """Tells how far behind the event lanes' reader is. Fanout itself only reads lanes and calls others."""
+    """Tells how far behind the event lanes' reader is, and what it put aside. Fanout itself only reads lanes and calls others."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetLag: _aio.UnaryUnaryMultiCallable[_fanout_service_pb2.GetLagRequest, _fanout_service_pb2.GetLagResponse]
     """Returns the lag of every lane that this process reads. Read-only. Fails with UNAVAILABLE while a lane cannot be read."""
+    ListParked: _aio.UnaryUnaryMultiCallable[_fanout_service_pb2.ListParkedRequest, _fanout_service_pb2.ListParkedResponse]
+    """Lists the records that could not be read, or that killed the process, without their bytes. Read-only."""
+    GetParked: _aio.UnaryUnaryMultiCallable[_fanout_service_pb2.GetParkedRequest, _fanout_service_pb2.GetParkedResponse]
+    """Returns one with its bytes. Read-only. Fails with NOT_FOUND (DEAD_LETTER_UNKNOWN)."""
+    RedriveParked: _aio.UnaryUnaryMultiCallable[_fanout_service_pb2.RedriveParkedRequest, _fanout_service_pb2.RedriveParkedResponse]
+    """Tries parked records again, under today's wishes where nobody was decided about yet; those that went are gone from the list.
+    Idempotent: one that is gone is answered as refused. A call that was broken off may be repeated.
+    """
 
 class FanoutServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tells how far behind the event lanes' reader is. Fanout itself only reads lanes and calls others."""
+    """Tells how far behind the event lanes' reader is, and what it put aside. Fanout itself only reads lanes and calls others."""
 
     @_abc_1.abstractmethod
     def GetLag(
@@ -29,5 +37,31 @@ class FanoutServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_fanout_service_pb2.GetLagRequest, _abc.Awaitable[_fanout_service_pb2.GetLagResponse]],
     ) -> _abc.Awaitable[_fanout_service_pb2.GetLagResponse]:
         """Returns the lag of every lane that this process reads. Read-only. Fails with UNAVAILABLE while a lane cannot be read."""
+
+    @_abc_1.abstractmethod
+    def ListParked(
+        self,
+        request: _fanout_service_pb2.ListParkedRequest,
+        context: _aio.ServicerContext[_fanout_service_pb2.ListParkedRequest, _abc.Awaitable[_fanout_service_pb2.ListParkedResponse]],
+    ) -> _abc.Awaitable[_fanout_service_pb2.ListParkedResponse]:
+        """Lists the records that could not be read, or that killed the process, without their bytes. Read-only."""
+
+    @_abc_1.abstractmethod
+    def GetParked(
+        self,
+        request: _fanout_service_pb2.GetParkedRequest,
+        context: _aio.ServicerContext[_fanout_service_pb2.GetParkedRequest, _abc.Awaitable[_fanout_service_pb2.GetParkedResponse]],
+    ) -> _abc.Awaitable[_fanout_service_pb2.GetParkedResponse]:
+        """Returns one with its bytes. Read-only. Fails with NOT_FOUND (DEAD_LETTER_UNKNOWN)."""
+
+    @_abc_1.abstractmethod
+    def RedriveParked(
+        self,
+        request: _fanout_service_pb2.RedriveParkedRequest,
+        context: _aio.ServicerContext[_fanout_service_pb2.RedriveParkedRequest, _abc.Awaitable[_fanout_service_pb2.RedriveParkedResponse]],
+    ) -> _abc.Awaitable[_fanout_service_pb2.RedriveParkedResponse]:
+        """Tries parked records again, under today's wishes where nobody was decided about yet; those that went are gone from the list.
+        Idempotent: one that is gone is answered as refused. A call that was broken off may be repeated.
+        """
 
 def add_FanoutServiceServicer_to_server(servicer: FanoutServiceServicer, server: _aio.Server) -> None: ...

@@ -22,17 +22,18 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from heliograph.type.v1 import envelope_pb2 as heliograph_dot_type_dot_v1_dot_envelope__pb2
 from heliograph.type.v1 import plan_pb2 as heliograph_dot_type_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'heliograph/fanout/v1/slice_record.proto\x12\x14heliograph.fanout.v1\x1a!heliograph/type/v1/envelope.proto\x1a\x1dheliograph/type/v1/plan.proto\"\xaf\x01\n\x0bSliceRecord\x12.\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\'\n\x05plans\x18\x02 \x03(\x0b\x32\x18.heliograph.type.v1.Plan\x12\x32\n\x06groups\x18\x03 \x03(\x0b\x32\".heliograph.type.v1.RecipientGroup\x12\x13\n\x0bslice_index\x18\x04 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'heliograph/fanout/v1/slice_record.proto\x12\x14heliograph.fanout.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!heliograph/type/v1/envelope.proto\x1a\x1dheliograph/type/v1/plan.proto\"\xe1\x01\n\x0bSliceRecord\x12.\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\'\n\x05plans\x18\x02 \x03(\x0b\x32\x18.heliograph.type.v1.Plan\x12\x32\n\x06groups\x18\x03 \x03(\x0b\x32\".heliograph.type.v1.RecipientGroup\x12\x13\n\x0bslice_index\x18\x04 \x01(\x05\x12\x30\n\x0credrive_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'heliograph.fanout.v1.slice_record_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SLICERECORD']._serialized_start=132
-  _globals['_SLICERECORD']._serialized_end=307
+  _globals['_SLICERECORD']._serialized_start=165
+  _globals['_SLICERECORD']._serialized_end=390
 # @@protoc_insertion_point(module_scope)

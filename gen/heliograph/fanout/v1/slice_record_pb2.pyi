@@ -6,6 +6,7 @@ The durable record of the slice lanes: a large audience, planned once."""
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from heliograph.type.v1 import envelope_pb2 as _envelope_pb2
 from heliograph.type.v1 import plan_pb2 as _plan_pb2
@@ -30,6 +31,7 @@ class SliceRecord(_message.Message):
     PLANS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     SLICE_INDEX_FIELD_NUMBER: _builtins.int
+    REDRIVE_TIME_FIELD_NUMBER: _builtins.int
     slice_index: _builtins.int
     """From 0, without gaps, per event."""
     @_builtins.property
@@ -44,6 +46,10 @@ class SliceRecord(_message.Message):
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_plan_pb2.RecipientGroup]:
         """Its recipients by plan."""
 
+    @_builtins.property
+    def redrive_time(self) -> _timestamp_pb2.Timestamp:
+        """When an operator tried it again; makes its bytes others than those that were sent before."""
+
     def __init__(
         self,
         *,
@@ -51,10 +57,11 @@ class SliceRecord(_message.Message):
         plans: _abc.Iterable[_plan_pb2.Plan] | None = ...,
         groups: _abc.Iterable[_plan_pb2.RecipientGroup] | None = ...,
         slice_index: _builtins.int = ...,
+        redrive_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "redrive_time", b"redrive_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "groups", b"groups", "plans", b"plans", "slice_index", b"slice_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "groups", b"groups", "plans", b"plans", "redrive_time", b"redrive_time", "slice_index", b"slice_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,130 @@
+"""What the commands about parked records ask fanout, and how they show the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
+from heliograph_cli import texts
+from heliograph_cli.connection import OPERATOR, Actor, Connection, Reach, connect
+from heliograph_cli.failures import FAILED, REFUSED, CommandFailed
+from mesh.errors import Failure
+
+_OPERATOR: Final = Actor("operator", OPERATOR)
+_PAGE_SIZE: Final = 500
+# A large audience is decided within one call.
+_REDRIVEN_AT_ONCE: Final = 10
+_HEAD: Final = ("TIME", "LANE", "PARTITION", "POSITION", "BYTES", "ID", "REASON")
+
+
+async def show_list(reach: Reach, *, limit: int, as_json: bool) -> None:
+    """Prints parked records."""
+    async with connect(reach) as connection:
+        found = await _listed(connection, limit)
+    if as_json:
+        for record in found:
+            typer.echo(texts.json_line(record))
+        return
+    if found:
+        texts.table(_HEAD, [_row(record) for record in found])
+    typer.echo(f"{len(found)} listed")
+
+
+async def show_one(reach: Reach, parked_id: str, *, output: Path | None, as_json: bool) -> None:
+    """Prints one record, and writes its bytes to a file if wanted.
+
+    Raises:
+        CommandFailed: the file cannot be written.
+    """
+    async with connect(reach) as connection:
+        answer = await connection.call(
+            "fanout",
+            lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).GetParked,
+            fanout_service_pb2.GetParkedRequest(parked_id=parked_id),
+            _OPERATOR,
+        )
+    if output is not None:
+        _write(output, answer.record.value)
+    if as_json:
+        typer.echo(texts.json_line(answer.record))
+        return
+    texts.table(_HEAD, [_row(answer.record)])
+    if output is not None:
+        typer.echo(f"{len(answer.record.value)} bytes are in {output}")
+
+
+def _write(output: Path, value: bytes) -> None:
+    try:
+        output.write_bytes(value)
+    except OSError as error:
+        raise CommandFailed(f"{output}: {error.strerror}; name a file that can be written", FAILED) from error
+
+
+async def redrive(reach: Reach, parked_ids: Sequence[str] | None, *, dry_run: bool) -> None:
+    """Tries records again; without ids all that are listed now.
+
+    Raises:
+        CommandFailed: some of those that were named cannot be tried; the others went.
+    """
+    redriven = 0
+    refused: list[str] = []
+    async with connect(reach) as connection:
+        ids = [one.parked_id for one in await _listed(connection)] if parked_ids is None else parked_ids
+        for start in range(0, len(ids), _REDRIVEN_AT_ONCE):
+            part = ids[start : start + _REDRIVEN_AT_ONCE]
+            answer = await connection.call(
+                "fanout",
+                lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).RedriveParked,
+                fanout_service_pb2.RedriveParkedRequest(parked_ids=part, validate_only=dry_run),
+                _OPERATOR,
+            )
+            redriven += answer.redriven_count
+            refused += answer.refused_parked_ids
+    would = "would be " if dry_run else ""
+    typer.echo(f"{redriven} {would}redriven, {len(refused)} {'would ' if dry_run else ''}stay")
+    if refused and parked_ids is not None:
+        raise CommandFailed(f"gone, or cannot be read: {', '.join(refused)}", REFUSED)
+
+
+async def hint(connection: Connection) -> str:
+    """Returns a line about what fanout has put aside, for those who look at dead letters; empty if nothing."""
+    try:
+        count = len(await _listed(connection, _PAGE_SIZE))
+    except Failure:
+        return "fanout does not answer: what it has put aside is not known"
+    more = " or more" if count == _PAGE_SIZE else ""
+    return f"fanout has put {count}{more} records aside: see heliograph parked list" if count else ""
+
+
+async def _listed(connection: Connection, limit: int | None = None) -> list[fanout_service_pb2.ParkedRecord]:
+    found: list[fanout_service_pb2.ParkedRecord] = []
+    token = ""
+    while limit is None or len(found) < limit:
+        size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(found))
+        answer = await connection.call(
+            "fanout",
+            lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).ListParked,
+            fanout_service_pb2.ListParkedRequest(page_size=size, page_token=token),
+            _OPERATOR,
+        )
+        found += answer.records
+        token = answer.next_page_token
+        if not token:
+            break
+    return found
+
+
+def _row(record: fanout_service_pb2.ParkedRecord) -> tuple[str, ...]:
+    return (
+        texts.clock_time(record.park_time),
+        record.lane,
+        str(record.partition),
+        str(record.offset),
+        str(record.size),
+        record.parked_id,
+        record.reason,
+    )
