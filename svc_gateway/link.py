@@ -35,6 +35,8 @@ _FLUSH_DELAY = 0.005
 _MARK_WINDOW = 8
 # Offers made before other work of the event loop gets its turn.
 _OFFERS_IN_A_ROW = 500
+# Seconds over which sessions compare their inboxes after a link has begun: a crash costs a device 30 s at most.
+_LOOK_WITHIN = 10.0
 # Delivery processes whose batch numbers are remembered after their link is gone.
 _REMEMBERED = 64
 
@@ -149,6 +151,8 @@ class GatewayLinks(pb_grpc.GatewayServiceServicer):
         self._links[name] = link
         link.begin(name, opened.delivery_epoch)
         self._gateway.metrics.links.set(len(self._links))
+        # While there was no link nothing was offered here, and an ack of the recipient's other device ended the matter.
+        self._gateway.look_soon(_LOOK_WITHIN)
         if lease.left:
             link.drain()
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectResponse
 from heliograph.type.v1.notification_pb2 import NotificationState
 from heliograph_client import PreparedEvent, Publisher, Subscriber
-from heliograph_client.events import PriorityName
+from heliograph_client.events import PriorityName, build_event
 from heliograph_client.values import MarksConfirmed, Update
 from heliograph_client.wires import NotOpened, Wire
 from mesh.errors import (
@@ -241,6 +241,7 @@ class Producer:
         category: str = "general",
         priority: PriorityName = "normal",
         ordering_key: str = "",
+        ttl: float | None = None,
         limit: float = 60.0,
         twins: int = 1,
     ) -> str | None:
@@ -252,19 +253,23 @@ class Producer:
             category: of the event.
             priority: of the event.
             ordering_key: of the event.
+            ttl: seconds after which it does not matter any more; None: it always does.
             limit: seconds.
             twins: so many calls with the same request are made side by side each time.
         """
         nonce = f"{self._name}.{number}"
         text = canary.body(self._secret, recipients, nonce)
-        prepared = self._publisher.prepare(
+        event = build_event(
             category=category,
             to=list(recipients),
             title=f"event {number}",
             body=text,
             priority=priority,
             ordering_key=ordering_key,
+            ttl=ttl,
         )
+        prepared = self._publisher.prepare(event)
+        expire = None if ttl is None else self._now() + ttl
         self.open += 1
         try:
             async with asyncio.timeout(limit):
@@ -279,6 +284,7 @@ class Producer:
                                 category=category,
                                 priority=priority,
                                 key=ordering_key,
+                                expire=expire,
                             )
                             for _ in range(twins)
                         )
@@ -302,6 +308,7 @@ class Producer:
         category: str,
         priority: PriorityName,
         key: str,
+        expire: float | None,
     ) -> str | None:
         self._tries += 1
         operation = f"{self._name}-{self._tries}"
@@ -319,6 +326,7 @@ class Producer:
                 recipients=tuple(recipients),
                 priority=_URGENCY[priority],
                 ordering_key=key,
+                expire=expire,
             )
         )
         try:
@@ -329,7 +337,7 @@ class Producer:
             self._recorder.add(
                 kind(at=self._now(), operation=operation, reason=failure.reason or type(failure).__name__)
             )
-            if kind is history.PublishFail:
+            if kind is history.PublishFail and failure.reason != "EVENT_EXPIRED":
                 raise
             return None
         self._recorder.add(

@@ -270,7 +270,7 @@ class Letter(_Event, frozen=True, tag="dead-letter"):
     """A dead letter.
 
     Attributes:
-        tenant: whose.
+        tenant: whose; empty where it could not be read: a record that was put aside.
         recipient: whose; empty where it could not be read.
         notification_id: which; empty where it could not be read.
         reason: why.
@@ -286,6 +286,12 @@ class Letter(_Event, frozen=True, tag="dead-letter"):
     size: int
     source: str
     redriven: bool = False
+
+
+class Poisoned(_Event, frozen=True, tag="poisoned"):
+    """A record that nobody can read was put into a lane."""
+
+    lane: str
 
 
 class Position(_Event, frozen=True, tag="position"):
@@ -342,6 +348,7 @@ Event: TypeAlias = (
     | Unread
     | Terminal
     | Letter
+    | Poisoned
     | Position
     | Registry
     | Settled

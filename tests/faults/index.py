@@ -107,6 +107,7 @@ class Index:
         self.unread: dict[Owner, history.Unread] = {}
         self.terminals: dict[tuple[str, str, str], history.Terminal] = {}
         self.letters: list[history.Letter] = []
+        self.poisoned: list[history.Poisoned] = []
         self.positions: list[history.Position] = []
         self.registries: list[history.Registry] = []
         self.settled: list[history.Settled] = []
@@ -173,6 +174,7 @@ class Index:
         | history.Unread
         | history.Terminal
         | history.Letter
+        | history.Poisoned
         | history.Position
         | history.Registry
         | history.Settled,
@@ -186,6 +188,8 @@ class Index:
                 self.terminals[event.tenant, event.recipient, event.notification_id] = event
             case history.Letter():
                 self.letters.append(event)
+            case history.Poisoned():
+                self.poisoned.append(event)
             case history.Position():
                 self.positions.append(event)
             case history.Registry():

@@ -98,6 +98,8 @@ def no_loss(index: Index, limits: Limits) -> Iterator[Violation]:
                     yield Violation("I1", f"{about} was due and is suppressed: {terminal.reason}", names)
                 elif terminal.state in _SHOWN_STATES and notification_id not in rows.get((tenant, recipient), ()):
                     yield Violation("I1", f"{about} is {terminal.state} and not in the list", names)
+                elif terminal.state == "expired" and content.first.expire is None:
+                    yield Violation("I1", f"{about} is expired, though it has no end", names)
                 elif terminal.state == "trimmed" and not _was_trimmed(index, content, recipient, limits):
                     yield Violation("I1", f"{about} is trimmed, though the list has room", names)
     yield from _not_received(index, limits)
@@ -308,13 +310,17 @@ def consent(index: Index, limits: Limits) -> Iterator[Violation]:
 
 
 def expiry(index: Index, limits: Limits) -> Iterator[Violation]:
-    """I11: nothing arrives after its time."""
-    for device, _session, one in index.received:
-        content = index.contents.get(one.nonce)
+    """I11: nothing is shown after its time; without faults nothing arrives after it either."""
+    nonces = {id_: content.nonce for id_, content in index.by_id.items()}
+    seen = [(device, one.notification_id, one.at, "shown on") for device, all_ in index.shown.items() for one in all_]
+    if not index.faults:
+        seen += [(device, one.notification_id, one.at, "sent to") for device, _session, one in index.received]
+    for device, notification_id, at, how in seen:
+        content = index.by_id.get(notification_id)
         expire = content.first.expire if content is not None else None
-        if expire is not None and one.at > expire + limits.skew:
-            text = f"{one.notification_id} came to {device.name} {one.at - expire:.1f} s after its time"
-            yield Violation("I11", text, (one.nonce, one.notification_id))
+        if expire is not None and at > expire + limits.skew:
+            text = f"{notification_id} was {how} {device.name} {at - expire:.1f} s after its time"
+            yield Violation("I11", text, (nonces[notification_id], notification_id))
 
 
 def idempotency(index: Index, _: Limits) -> Iterator[Violation]:
@@ -363,7 +369,13 @@ def liveness(index: Index, _: Limits) -> Iterator[Violation]:
 
 
 def dead_letters(index: Index, _: Limits) -> Iterator[Violation]:
-    """I15: a dead letter says why, and has what it is about; it is delivered only after it was sent again by hand."""
+    """I15: a dead letter says why, and has what it is about; it is delivered only after it was sent again by hand.
+
+    A record that nobody can read is one, not nothing.
+    """
+    aside = sum(not letter.tenant for letter in index.letters)
+    if aside < len(index.poisoned):
+        yield Violation("I15", f"{len(index.poisoned)} records could not be read, {aside} were put aside")
     came = {(device.tenant, device.recipient, one.notification_id): one.at for device, _session, one in index.received}
     for letter in index.letters:
         names = (letter.notification_id,) if letter.notification_id else ()

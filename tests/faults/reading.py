@@ -17,7 +17,9 @@ from heliograph.delivery.v1 import (
     inbox_service_pb2,
     inbox_service_pb2_grpc,
 )
+from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
 from heliograph.type.v1.notification_pb2 import NotificationState
+from heliograph.type.v1.plan_pb2 import SuppressReason
 from heliograph_cli.connection import Actor
 from mesh.errors import NotFound
 from tests.faults import canary, history
@@ -70,6 +72,29 @@ async def read_inboxes(
             await _Inbox(calls, tenant, recipient, recorder, clock).read(accepted)
 
     await asyncio.gather(*(one(recipient) for recipient in recipients))
+
+
+async def read_aside(calls: Calls, *, recorder: Recorder, clock: Callable[[], float]) -> None:
+    """Writes down the records that fan-out could not read."""
+    answer: fanout_service_pb2.ListParkedResponse = await calls.call(
+        "fanout",
+        lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).ListParked,
+        fanout_service_pb2.ListParkedRequest(page_size=100),
+        OPERATOR,
+    )
+    for record in answer.records:
+        source = f"{record.lane}/{record.partition}/{record.offset}"
+        recorder.add(
+            history.Letter(
+                at=clock(),
+                tenant="",
+                recipient="",
+                notification_id="",
+                reason=record.reason,
+                size=record.size,
+                source=source,
+            )
+        )
 
 
 class _Inbox:
@@ -130,6 +155,8 @@ class _Inbox:
         except NotFound:
             # A row goes when twice as many newer ones are there; the checker looks whether they are.
             return "trimmed", ""
+        if answer.suppress_reason == SuppressReason.SUPPRESS_REASON_EXPIRED:
+            return "expired", ""
         if answer.suppress_reason:
             return "suppressed", str(answer.suppress_reason)
         steps = {step.decision for step in answer.steps}

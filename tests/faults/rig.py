@@ -125,6 +125,7 @@ class Run:
             await reading.read_inboxes(
                 connection, self._recipients, self.producer.accepted, tenant=TENANT, recorder=self._system, clock=now
             )
+            await reading.read_aside(connection, recorder=self._system, clock=now)
         for screen in self.screens:
             screen.finish()
 

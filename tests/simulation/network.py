@@ -19,7 +19,7 @@ from tests.simulation.world import Host, World, current
 Metadata = Sequence[tuple[str, str | bytes]]
 
 # What a stream may hold before its writer waits, in messages.
-_WINDOW = 64
+_WINDOW = 4
 _CONNECT_FAILS_S = 0.01
 
 

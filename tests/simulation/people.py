@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -126,6 +125,3 @@ class Calls:
 def screen_of(recipient: str, index: int, secret: bytes, recorder: Recorder, clock: Callable[[], float]) -> Screen:
     """Returns a person's device."""
     return Screen(Device(TENANT, recipient, f"device-{index}"), secret, recorder, clock)
-
-
-assert random

@@ -12,14 +12,18 @@ import hashlib
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
+from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
 from heliograph.presence.v1 import presence_service_pb2, presence_service_pb2_grpc
+from heliograph_cli.connection import Actor
 from heliograph_client.events import PriorityName
+from mesh.errors import Failure
 from mesh.ids import join_key
 from tests.faults import history, reading
 from tests.faults.actors import Producer, Screen
@@ -28,14 +32,17 @@ from tests.faults.history import Recorder
 from tests.faults.invariants import Limits
 from tests.simulation import people
 from tests.simulation.loop import VirtualLoop
+from tests.simulation.network import Channel
 from tests.simulation.people import PRODUCER, TENANT, Calls
 from tests.simulation.script import Act, Script
-from tests.simulation.wiring import LOGS, ROUND_S, SERVICES, Cluster
+from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
 from tests.simulation.world import Host, Trouble, World
 
 _SETTLE_LIMIT_S = 200.0
 _RESTART_S = (0.1, 5.0)
-_LIMITS = Limits(receive=60.0)
+# What can be muted; the other category always goes out.
+_MUTED = "mention"
+_CATEGORIES = ("general", _MUTED)
 _PRIORITIES: Sequence[PriorityName] = ("high", "normal", "normal", "bulk")
 
 
@@ -102,14 +109,16 @@ class _Run:
         self._recorders: list[Recorder] = []
         self._system = self._recorder("system")
         self._nemesis = self._recorder("nemesis")
+        # Wishes are looked for once a second; while prefs cannot be asked, what is known counts for a minute.
+        self._limits = Limits(receive=60.0, wish=3.0 if script.is_calm else 62.0)
         self._work: set[asyncio.Task[object]] = set()
         self._quiet = False
+        # What everybody it is for must see: event id → recipients.
+        self._due: dict[str, Sequence[str]] = {}
 
     async def run(self) -> Outcome:
-        for name in SERVICES:
-            self._cluster.start(name)
-        for name in SERVICES:
-            await self._cluster.wait_serving(name)
+        for host in [self._cluster.start(name) for name in SERVICES]:
+            await self._cluster.serving(host)
         self._world.on_crash = self._died(self._world.on_crash)
         self._connect_everybody()
         producer = await self._open_producer()
@@ -121,13 +130,18 @@ class _Run:
         healed = self._loop.time()
         self._quiet = True
         settled = await self._settle(producer, healed)
-        await asyncio.sleep(1.5 * ROUND_S + _LIMITS.write + _LIMITS.skew)
+        # Every session begins anew: what faults have cost a device comes with its next replay.
+        for screen in self._screens:
+            for node in NODES:
+                name = f"device:{screen.device.recipient}/{screen.device.name.rpartition('-')[2]}"
+                self._cluster.network.reset(name, node)
+        await asyncio.sleep(self._limits.write + self._limits.skew + 10.0)
         await self._read_everything(producer)
         for recorder in self._recorders:
             recorder.close()
         paths = sorted(self._logs.glob("*.jsonl"))
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
-        verdict = check(history.read(paths), Plan(sessions=len(self._screens)), _LIMITS)
+        verdict = check(history.read(paths), Plan(sessions=len(self._screens)), self._limits)
         outcome = Outcome(
             seed=self._seed,
             script=self._script,
@@ -188,11 +202,11 @@ class _Run:
 
     # ------------------------------------------------------------ acts
 
-    def _spawn(self, coroutine: object, host: Host | None = None) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, object], host: Host | None = None) -> None:
         task: asyncio.Task[object] = (
             self._loop.create_task(coroutine, context=contextvars.Context())
             if host is None
-            else self._world.start(host, coroutine)  # type: ignore[arg-type] # a coroutine
+            else self._world.start(host, coroutine)
         )
         self._work.add(task)
         task.add_done_callback(self._work.discard)
@@ -201,16 +215,13 @@ class _Run:
         await asyncio.sleep(act.at)
         match act.kind:
             case "publish":
-                recipients = [f"r{number % self._script.recipients}" for number in act.numbers]
-                work = producer.publish(
-                    list(dict.fromkeys(recipients)),
-                    number=act.number,
-                    priority=_PRIORITIES[act.number % len(_PRIORITIES)],
-                    ordering_key=f"key-{act.number % 3}",
-                    limit=_SETTLE_LIMIT_S,
-                    twins=act.count,
-                )
-                self._spawn(work, self._producing)
+                self._spawn(self._publish(act, producer), self._producing)
+            case "mute":
+                await self._on_reader(self._mute(act))
+            case "poison":
+                async with self._fault("F-29", act.target, "a record of three bytes was appended"):
+                    _poison(self._folder / "data" / "lanes" / f"{act.target}.db", self._loop.time())
+                    self._nemesis.add(history.Poisoned(at=self._loop.time(), lane=act.target))
             case "read":
                 self._read_one(act.number)
             case "crash":
@@ -232,6 +243,47 @@ class _Run:
             case "flush":
                 async with self._fault("F-11", "request log", "flushed"):
                     _flush(self._folder / "data" / "requests.db")
+
+    async def _publish(self, act: Act, producer: Producer) -> None:
+        recipients = list(dict.fromkeys(f"r{number % self._script.recipients}" for number in act.numbers))
+        category = _CATEGORIES[act.number % len(_CATEGORIES)]
+        event_id = await producer.publish(
+            recipients,
+            number=act.number,
+            priority=_PRIORITIES[act.number % len(_PRIORITIES)],
+            ordering_key=f"key-{act.number % 3}",
+            category=category,
+            ttl=act.seconds or None,
+            limit=_SETTLE_LIMIT_S,
+            twins=act.count,
+        )
+        if event_id is not None and category != _MUTED and not act.seconds:
+            self._due[event_id] = recipients
+
+    async def _mute(self, act: Act) -> None:
+        recipient, operation = f"r{act.number}", f"wish-{self._loop.time():.6f}"
+        mutes = [prefs_service_pb2.Mute(category=_MUTED)] if act.count else []
+        self._system.add(
+            history.WishInvoke(
+                at=self._loop.time(),
+                operation=operation,
+                tenant=TENANT,
+                recipient=recipient,
+                category=_MUTED,
+                muted=bool(act.count),
+            )
+        )
+        request = prefs_service_pb2.UpdatePreferencesRequest(preferences=prefs_service_pb2.Preferences(mutes=mutes))
+        request.update_mask.paths.append("mutes")
+        # Without an answer nobody knows: the history has no end for it.
+        with contextlib.suppress(Failure):
+            await Calls(self._cluster).call(
+                "prefs",
+                lambda channel: prefs_service_pb2_grpc.PrefsServiceStub(channel).UpdatePreferences,
+                request,
+                Actor("recipient", recipient, TENANT),
+            )
+            self._system.add(history.WishOk(at=self._loop.time(), operation=operation))
 
     def _read_one(self, number: int) -> None:
         screen = self._screens[number % len(self._screens)]
@@ -260,12 +312,10 @@ class _Run:
         async with self._fault("F-61", host.name, "process gone"):
             pause = self._world.random.uniform(*_RESTART_S)
             await asyncio.sleep(pause)
-            started = self._cluster.start(host.name)
-            while started.alive and host.name not in self._cluster.network.servers:
-                await asyncio.sleep(0.05)
+            await self._cluster.serving(self._cluster.start(host.name))
 
     @contextlib.asynccontextmanager
-    async def _fault(self, row: str, target: str, evidence: str):  # type: ignore[no-untyped-def] # a generator
+    async def _fault(self, row: str, target: str, evidence: str) -> AsyncIterator[None]:
         operation = f"{row}-{target}-{self._loop.time():.6f}"
         self._nemesis.add(
             history.FaultBegan(at=self._loop.time(), operation=operation, fault=row, target=target, evidence=evidence)
@@ -292,15 +342,14 @@ class _Run:
         for screen in self._screens:
             if not screen.subscriber.connected or screen.subscriber.unconfirmed:
                 return False
-            mine = [id_ for id_, to in producer.accepted.items() if screen.device.recipient in to]
-            if not set(mine) <= screen.shown:
+            if any(screen.device.recipient in to and id_ not in screen.shown for id_, to in self._due.items()):
                 return False
         lag = await self._call_fanout()
         return lag == 0
 
-    async def _on_reader(self, coroutine: object) -> object:
+    async def _on_reader(self, coroutine: Coroutine[Any, Any, object]) -> object:
         host = self._world.hosts.get("reader") or self._world.boot("reader")
-        return await self._world.start(host, coroutine)  # type: ignore[arg-type] # a coroutine
+        return await self._world.start(host, coroutine)
 
     async def _call_fanout(self) -> int:
         async def ask() -> int:
@@ -341,14 +390,14 @@ class _Run:
                     lag=lane.record_count,
                 )
             )
+        await self._on_reader(reading.read_aside(Calls(self._cluster), recorder=self._system, clock=self._loop.time))
         await self._on_reader(self._read_registry(recipients))
         for screen in self._screens:
             screen.finish()
 
     async def _read_registry(self, recipients: Sequence[str]) -> None:
-        from tests.simulation.network import Channel
-
-        stub = presence_service_pb2_grpc.PresenceServiceStub(Channel("presence"))  # type: ignore[no-untyped-call] # a channel
+        made: Any = Channel("presence")
+        stub = presence_service_pb2_grpc.PresenceServiceStub(made)
         request = presence_service_pb2.BatchGetPresenceRequest(
             recipient_keys=[join_key(TENANT, recipient) for recipient in recipients], with_sessions=True
         )
@@ -374,10 +423,12 @@ class _Run:
         await asyncio.wait(tasks, timeout=1.0) if tasks else None
 
 
+def _poison(path: Path, now: float) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("insert into records(append_time, key, value) values (?, ?, ?)", (now, b"", b"\xff\xff\xff"))
+
+
 def _flush(path: Path) -> None:
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for (table,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
             connection.execute(f"delete from {table}")
-    finally:
-        connection.close()

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush"]
-How = Literal["slow", "lost", "refused", "late"]
+Kind = Literal["publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "mute", "poison"]
+How = Literal["slow", "stalled", "lost", "refused", "late"]
 
 NODES = ("gw-sim-0", "gw-sim-1")
 PROCESSES = ("ingest", "fanout", "prefs", "presence", "delivery", *NODES)
@@ -63,10 +63,10 @@ class Act(msgspec.Struct, frozen=True):
         kind: what.
         target: a process, a hook, one end of a link, or a store.
         other: the other end of a link.
-        seconds: how long it lasts.
-        number: of a content, or which device.
+        seconds: how long it lasts; of a content how long it matters, 0: for ever.
+        number: of a content, which device, or which recipient.
         numbers: whom a content is for.
-        count: at which pass of a hook, or how many twins a publish has.
+        count: at which pass of a hook; how many twins a publish has; 1 mutes and 0 takes that back.
         how: what a store does.
         delay: how late a store is, in seconds.
         share: of a store's transactions that are hit.
@@ -100,6 +100,11 @@ class Script(msgspec.Struct, frozen=True):
     recipients: int = 4
     skew: float = 0.4
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong."""
+        return all(act.kind in ("publish", "read", "mute") and act.count <= 1 for act in self.acts)
+
 
 def make(seed: int, *, faults: bool = True) -> Script:
     """Makes the script of a seed: some tens of events, and up to six faults among them."""
@@ -112,6 +117,7 @@ def make(seed: int, *, faults: bool = True) -> Script:
             kind="publish",
             number=number,
             numbers=tuple(choose.sample(range(recipients), choose.randint(1, recipients))),
+            seconds=choose.uniform(2.0, 20.0) if choose.random() < 0.1 else 0.0,
             count=2 if faults and choose.random() < 0.1 else 1,
         )
         for number in range(choose.randint(10, 40))
@@ -120,6 +126,15 @@ def make(seed: int, *, faults: bool = True) -> Script:
         Act(at=choose.uniform(2.0, length), kind="read", number=choose.randint(0, 100))
         for _ in range(choose.randint(0, 6))
     ]
+    acts += [
+        Act(
+            at=choose.uniform(0.0, length),
+            kind="mute",
+            number=choose.randrange(recipients),
+            count=choose.choice((1, 1, 0)),
+        )
+        for _ in range(choose.choice((0, 0, 1, 3)))
+    ]
     if faults:
         acts += [_fault(choose, length, recipients) for _ in range(choose.randint(1, 6))]
     return Script(sorted(acts, key=lambda act: act.at), length, recipients, 0.4 if faults else 0.0)
@@ -127,7 +142,7 @@ def make(seed: int, *, faults: bool = True) -> Script:
 
 def _fault(choose: random.Random, length: float, recipients: int) -> Act:
     at = choose.uniform(0.0, length * 0.8)
-    kind = choose.choice(("crash", "crash at", "crash at", "cut", "reset", "trouble", "flush"))
+    kind = choose.choice(("crash", "crash at", "crash at", "cut", "reset", "trouble", "flush", "poison"))
     match kind:
         case "crash":
             return Act(at, "crash", target=choose.choice(PROCESSES))
@@ -138,15 +153,17 @@ def _fault(choose: random.Random, length: float, recipients: int) -> Act:
             target, other = choose.choice(links)
             return Act(at, "cut" if kind == "cut" else "reset", target, other, seconds=choose.uniform(0.5, 25.0))
         case "trouble":
-            how: How = choose.choice(("slow", "lost", "refused", "late"))
+            how: How = choose.choice(("slow", "stalled", "lost", "refused", "late"))
             return Act(
                 at,
                 "trouble",
                 target=choose.choice(STORES),
                 seconds=choose.uniform(1.0, 15.0),
                 how=how,
-                delay=choose.choice((0.5, 4.0, 6.0)),
+                delay=choose.choice((0.5, 4.0, 6.0, 10.0)),
                 share=choose.choice((0.2, 1.0)),
             )
+        case "poison":
+            return Act(at, "poison", target=choose.choice(("normal", "high", "bulk")))
         case _:
             return Act(at, "flush")

@@ -54,7 +54,7 @@ class SimulatedThreads:
 
     async def stop(self) -> None:
         """Finishes what is queued and closes the file."""
-        while self._busy and self._host.alive:
+        while self._busy and self._host.alive:  # noqa: ASYNC110 - time passes by timers only
             await asyncio.sleep(0.001)
         self._close()
 
@@ -86,6 +86,9 @@ class SimulatedThreads:
         if not world.hook(self._host, f"before {self._store}"):
             return
         kind = None if trouble is None else trouble.kind
+        if trouble is not None and kind == "stalled":
+            world.loop.call_later(trouble.seconds, self._settle, items, None)
+            return
         if trouble is not None and kind in ("refused", "late"):
             if kind == "late":
                 world.loop.call_later(trouble.seconds, self._apply, items)

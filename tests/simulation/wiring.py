@@ -32,6 +32,12 @@ from mesh.app import App
 from mesh.channel import Channels
 from mesh.server import CallCount
 from mesh.tokens import TokenSigner, create_signing_key
+from svc_delivery.settings import DeliverySettings
+from svc_fanout.settings import FanoutSettings
+from svc_gateway.settings import GatewaySettings
+from svc_ingest.settings import IngestSettings
+from svc_prefs.settings import PrefsSettings
+from svc_presence.settings import PresenceSettings
 from tests.simulation.network import Channel, Network
 from tests.simulation.storage import SimulatedBell, SimulatedLock, SimulatedThreads
 from tests.simulation.world import Host, World, current
@@ -40,9 +46,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SINGLE = ("ingest", "fanout", "prefs", "presence", "delivery")
 NODES = ("gw-sim-0", "gw-sim-1")
 SERVICES = (*SINGLE, *NODES)
-
-# Between two rounds of a session: what faults have cost it comes with one, so the end of a run waits for it.
-ROUND_S = 30.0
 
 _DRAIN_LIMIT_S = 5.0
 
@@ -168,12 +171,12 @@ def _set(owner: object, name: str, value: object) -> None:
 
 
 _WIRES: Mapping[str, tuple[Callable[[App, Any], Any], Any]] = {
-    "ingest": (svc_ingest.main.wire, svc_ingest.main.IngestSettings),
-    "fanout": (svc_fanout.main.wire, svc_fanout.main.FanoutSettings),
-    "prefs": (svc_prefs.main.wire, svc_prefs.main.PrefsSettings),
-    "presence": (svc_presence.main.wire, svc_presence.main.PresenceSettings),
-    "delivery": (svc_delivery.main.wire, svc_delivery.main.DeliverySettings),
-    "gateway": (svc_gateway.main.wire, svc_gateway.main.GatewaySettings),
+    "ingest": (svc_ingest.main.wire, IngestSettings),
+    "fanout": (svc_fanout.main.wire, FanoutSettings),
+    "prefs": (svc_prefs.main.wire, PrefsSettings),
+    "presence": (svc_presence.main.wire, PresenceSettings),
+    "delivery": (svc_delivery.main.wire, DeliverySettings),
+    "gateway": (svc_gateway.main.wire, GatewaySettings),
 }
 
 
@@ -234,14 +237,14 @@ class Cluster:
         if service == "ingest":
             common["producers_file"] = ROOT / "deploy" / "producers.example.toml"
         if service == "gateway":
-            common |= {"node_id": name, "round_interval": ROUND_S}
+            common["node_id"] = name
         return common
 
-    async def wait_serving(self, name: str, limit: float = 30.0) -> None:
-        """Waits until a process listens."""
-        async with asyncio.timeout(limit):
-            while name not in self.network.servers:
-                await asyncio.sleep(0.05)
+    async def serving(self, host: Host) -> None:
+        """Waits until a process listens, or is dead again."""
+        # Looked at again and again, as `heliograph up` does it.
+        while host.alive and host.name not in self.network.servers:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
     def close(self) -> None:
         """Ends all machines, and removes their files."""

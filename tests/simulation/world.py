@@ -67,13 +67,13 @@ class Trouble(msgspec.Struct):
     """What one store does to its callers for a while.
 
     Attributes:
-        kind: "slow": answers late; "lost": done, and answered with a failure; "refused": not done; "late": answered
-            with a failure, and done only later.
+        kind: "slow": answers late; "stalled": done late, and answered then; "lost": done, and answered with a failure;
+            "refused": not done; "late": answered with a failure, and done only later.
         seconds: how late.
         share: of the transactions that are hit.
     """
 
-    kind: Literal["slow", "lost", "refused", "late"]
+    kind: Literal["slow", "stalled", "lost", "refused", "late"]
     seconds: float
     share: float = 1.0
 

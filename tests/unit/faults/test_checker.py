@@ -125,10 +125,23 @@ LEGAL: dict[str, Callable[[], Story]] = {
         _one().publish("b", expire=1.0).terminal("alice", "b", "expired"), "a"
     ),
     "an event arrives within the difference of clocks": lambda: _ended(
-        _one().publish("b", expire=108.5).receive(ALICE, "b"), "b", "a"
+        _one().publish("b", expire=109.5).receive(ALICE, "b"), "b", "a"
+    ),
+    "a late frame is not shown": lambda: _ended(
+        _one().fault().publish("b", expire=105.5).wait(2).receive(ALICE, "b", shown=False), "b", "a"
     ),
     "a dead letter says why": lambda: _ended(
         _one().publish("b").terminal("alice", "b", "dead", "REFUSED").letter("b"), "a"
+    ),
+    "a record that nobody can read is put aside": lambda: _ended(
+        _one()
+        .add(history.Poisoned(at=150.0, lane="normal"))
+        .add(
+            history.Letter(
+                at=160.0, tenant="", recipient="", notification_id="", reason="undecodable", size=3, source="normal/8"
+            )
+        ),
+        "a",
     ),
     "a dead letter that was sent again arrives": lambda: _ended(
         _one().publish("b").letter("b", redriven=True).receive(ALICE, "b"), "b", "a"
@@ -197,6 +210,10 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
     "a row is trimmed from a list with room": (
         "I1",
         lambda: _ended(_one().publish("b").terminal("alice", "b", "trimmed"), "a"),
+    ),
+    "an event without an end is expired": (
+        "I1",
+        lambda: _ended(_one().publish("b").terminal("alice", "b", "expired"), "a"),
     ),
     "a wanted event is suppressed": (
         "I1",
@@ -323,9 +340,13 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
         "I10",
         lambda: _ended(_one().mute("alice").wait(5).publish("b").receive(ALICE, "b"), "b", "a"),
     ),
-    "an event arrives after its time": (
+    "an event is shown after its time": (
         "I11",
-        lambda: _ended(_one().publish("b", expire=105.5).wait(2).receive(ALICE, "b"), "b", "a"),
+        lambda: _ended(_one().fault().publish("b", expire=105.5).wait(2).receive(ALICE, "b"), "b", "a"),
+    ),
+    "an event is sent after its time without a fault": (
+        "I11",
+        lambda: _ended(_one().publish("b", expire=105.5).wait(2).receive(ALICE, "b", shown=False), "b", "a"),
     ),
     "a request has two ids": (
         "I12",
@@ -355,6 +376,10 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
     "a dead letter has no bytes": (
         "I15",
         lambda: _ended(_one().publish("b").terminal("alice", "b", "dead", "REFUSED").letter("b", size=0), "a"),
+    ),
+    "a record that nobody can read is skipped in silence": (
+        "I15",
+        lambda: _ended(_one().add(history.Poisoned(at=150.0, lane="normal")), "a"),
     ),
     "a dead letter is delivered all the same": (
         "I15",
