@@ -242,6 +242,7 @@ class Producer:
         priority: PriorityName = "normal",
         ordering_key: str = "",
         ttl: float | None = None,
+        size: int = 0,
         limit: float = 60.0,
         twins: int = 1,
     ) -> str | None:
@@ -254,11 +255,12 @@ class Producer:
             priority: of the event.
             ordering_key: of the event.
             ttl: seconds after which it does not matter any more; None: it always does.
+            size: of the content, characters at least.
             limit: seconds.
             twins: so many calls with the same request are made side by side each time.
         """
         nonce = f"{self._name}.{number}"
-        text = canary.body(self._secret, recipients, nonce)
+        text = canary.body(self._secret, recipients, nonce, size)
         event = build_event(
             category=category,
             to=list(recipients),

@@ -204,12 +204,14 @@ class FaultBegan(_Event, frozen=True, tag="fault"):
         fault: its row of the catalogue, or a word.
         target: what it hits.
         evidence: what was observed; empty: nothing shows that it happened.
+        device: it hits nothing but a device or the way to it: nothing waits for that on its way to the inbox.
     """
 
     operation: str
     fault: str
     target: str
     evidence: str = ""
+    device: bool = False
 
 
 class FaultEnded(_Event, frozen=True, tag="fault-end"):

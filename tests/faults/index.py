@@ -128,6 +128,10 @@ class Index:
                 for one in session.received:
                     yield device, session, one
 
+    def faults_of(self, *, device: bool) -> list[Fault]:
+        """Returns the faults of devices and the ways to them, or all others."""
+        return [fault for fault in self.faults.values() if fault.begin.device == device]
+
     @property
     def end(self) -> float:
         """When the last line was written."""

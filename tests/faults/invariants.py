@@ -30,6 +30,7 @@ class Limits(msgspec.Struct, frozen=True):
         skew: S, the largest difference between two clocks.
         write: W, within which a store answers.
         wish: so late a stored wish counts.
+        held: so long what is on its way to a device may stay there after a fault of that way.
         receive: so long after the last fault a connected device may lack something.
         window: rows that an inbox shows of each class, a number.
         high: the least priority of the class that is kept apart, a number.
@@ -38,6 +39,7 @@ class Limits(msgspec.Struct, frozen=True):
     skew: float = 1.0
     write: float = 5.0
     wish: float = 2.0
+    held: float = 30.0
     receive: float = 30.0
     window: int = 100
     high: int = 3
@@ -225,7 +227,7 @@ def _gaps(index: Index, device: Device, session: Session, here: set[str], limits
         accept = content.accept if content is not None else None
         terminal_before = accept is not None and accept + limits.write + limits.skew < session.connected.at
         # A row that waited out a fault was not there yet.
-        waited = overlapping(list(index.faults.values()), accept or 0.0, session.connected.at) > 0
+        waited = overlapping(index.faults_of(device=False), accept or 0.0, session.connected.at) > 0
         if terminal_before and not waited and row.notification_id not in here:
             text = f"session {session.number} of {device.name} replayed without {row.notification_id}"
             yield Violation("I6", text, (row.nonce, row.notification_id))
@@ -283,13 +285,19 @@ def unread(index: Index, _: Limits) -> Iterator[Violation]:
 def acks_stick(index: Index, _: Limits) -> Iterator[Violation]:
     """I9: what a device acked, and was told so, is not offered to it in a later session.
 
-    A replay may bring it once more: when it was marked, and when faults let its row be written again.
+    A replay may bring it once more when it was marked since. Where a fault on its way, or a request log that did not
+    know the repeat, let its row be written again, it may be offered once more, and no app shows it (I7).
     """
+    faults = index.faults_of(device=False)
     for device, sessions in index.sessions.items():
         confirmed: dict[str, float] = {}
         for session in sessions:
             for one in session.received:
-                if one.live and confirmed.get(one.notification_id, float("inf")) < session.connected.at:
+                if not one.live or confirmed.get(one.notification_id, float("inf")) >= session.connected.at:
+                    continue
+                content = index.contents.get(one.nonce)
+                begin = content.first.at if content is not None else one.at
+                if (content is None or content.records < 2) and not overlapping(faults, begin, one.at):
                     text = f"{one.notification_id} was offered to {device.name} again after its ack was confirmed"
                     yield Violation("I9", text, (one.nonce, one.notification_id))
             confirmed = {**session.confirmed, **confirmed}
@@ -310,11 +318,15 @@ def consent(index: Index, limits: Limits) -> Iterator[Violation]:
 
 
 def expiry(index: Index, limits: Limits) -> Iterator[Violation]:
-    """I11: nothing is shown after its time; without faults nothing arrives after it either."""
+    """I11: nothing is shown after its time, and nothing is sent after it: what arrives late was held on its way."""
     nonces = {id_: content.nonce for id_, content in index.by_id.items()}
+    on_the_way = index.faults_of(device=True)
     seen = [(device, one.notification_id, one.at, "shown on") for device, all_ in index.shown.items() for one in all_]
-    if not index.faults:
-        seen += [(device, one.notification_id, one.at, "sent to") for device, _session, one in index.received]
+    seen += [
+        (device, one.notification_id, one.at, "sent to")
+        for device, _session, one in index.received
+        if not overlapping(on_the_way, one.at - limits.held, one.at)
+    ]
     for device, notification_id, at, how in seen:
         content = index.by_id.get(notification_id)
         expire = content.first.expire if content is not None else None

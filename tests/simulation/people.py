@@ -10,6 +10,7 @@ import grpc.aio
 
 from heliograph_cli.connection import Actor
 from heliograph_client import Publisher
+from heliograph_client.cursor_store import CursorStore
 from heliograph_client.wires import NotOpened, Wire
 from mesh import channel
 from mesh.identity import CALLER_HEADER, TOKEN_HEADER
@@ -60,7 +61,7 @@ class RoamingSubscriber(NotedSubscriber):
         return await super()._open(token)
 
 
-def subscriber(cluster: Cluster, host: Host, screen: Screen) -> RoamingSubscriber:
+def subscriber(cluster: Cluster, host: Host, screen: Screen, store: CursorStore) -> RoamingSubscriber:
     """Returns a device's subscriber, on its machine."""
     who, world = screen.device, cluster.world
     token = cluster.signer.sign(who.recipient, who.tenant, "recipient", _TOKEN_LIFETIME_S, host.clock.wall())
@@ -70,6 +71,7 @@ def subscriber(cluster: Cluster, host: Host, screen: Screen) -> RoamingSubscribe
         device_id=who.name,
         transport="grpc",
         on_update=screen.heard,
+        store=store,
         clock=DeviceClock(host),
         random=world.random.random,
     )

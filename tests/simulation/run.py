@@ -22,6 +22,7 @@ from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
 from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
 from heliograph.presence.v1 import presence_service_pb2, presence_service_pb2_grpc
 from heliograph_cli.connection import Actor
+from heliograph_client.cursor_store import MemoryCursorStore
 from heliograph_client.events import PriorityName
 from mesh.errors import Failure
 from mesh.ids import join_key
@@ -111,6 +112,9 @@ class _Run:
         self._nemesis = self._recorder("nemesis")
         # Wishes are looked for once a second; while prefs cannot be asked, what is known counts for a minute.
         self._limits = Limits(receive=60.0, wish=3.0 if script.is_calm else 62.0)
+        # What a device keeps while its app does not run.
+        self._stores: dict[str, MemoryCursorStore] = {}
+        self._watching: dict[str, asyncio.Task[Any]] = {}
         self._work: set[asyncio.Task[object]] = set()
         self._quiet = False
         # What everybody it is for must see: event id → recipients.
@@ -133,8 +137,7 @@ class _Run:
         # Every session begins anew: what faults have cost a device comes with its next replay.
         for screen in self._screens:
             for node in NODES:
-                name = f"device:{screen.device.recipient}/{screen.device.name.rpartition('-')[2]}"
-                self._cluster.network.reset(name, node)
+                self._cluster.network.reset(_name_of(screen), node)
         await asyncio.sleep(self._limits.write + self._limits.skew + 10.0)
         await self._read_everything(producer)
         for recorder in self._recorders:
@@ -168,14 +171,19 @@ class _Run:
         for number in range(self._script.recipients):
             for index in range(2 if number == 0 else 1):
                 recipient = f"r{number}"
-                host = self._world.boot(f"device:{recipient}/{index}")
                 recorder = self._recorder(f"{recipient}-{index}")
                 screen = people.screen_of(recipient, index, self._secret, recorder, self._loop.time)
                 self._screens.append(screen)
-                self._world.start(host, self._watch(host, screen), f"watch {host.name}")
+                self._world.boot(_name_of(screen))
+                self._connect(screen)
+
+    def _connect(self, screen: Screen) -> None:
+        host = self._world.hosts[_name_of(screen)]
+        self._watching[host.name] = self._world.start(host, self._watch(host, screen), f"watch {host.name}")
 
     async def _watch(self, host: Host, screen: Screen) -> None:
-        async with people.subscriber(self._cluster, host, screen):
+        store = self._stores.setdefault(host.name, MemoryCursorStore())
+        async with people.subscriber(self._cluster, host, screen, store):
             await screen.watch()
 
     async def _open_producer(self) -> Producer:
@@ -228,8 +236,11 @@ class _Run:
                 await self._crash(act)
             case "crash at":
                 self._world.arm(act.target, act.count)
+            case "away":
+                await self._away(act)
             case "cut":
-                async with self._fault("F-58", f"{act.target}~{act.other}", f"nothing passed for {act.seconds:g} s"):
+                evidence = f"nothing passed for {act.seconds:g} s"
+                async with self._fault("F-58", f"{act.target}~{act.other}", evidence):
                     self._world.cut(act.target, act.other, act.seconds)
                     await asyncio.sleep(act.seconds)
             case "reset":
@@ -254,6 +265,7 @@ class _Run:
             ordering_key=f"key-{act.number % 3}",
             category=category,
             ttl=act.seconds or None,
+            size=act.size,
             limit=_SETTLE_LIMIT_S,
             twins=act.count,
         )
@@ -284,6 +296,18 @@ class _Run:
                 Actor("recipient", recipient, TENANT),
             )
             self._system.add(history.WishOk(at=self._loop.time(), operation=operation))
+
+    async def _away(self, act: Act) -> None:
+        """A device leaves in order and comes back: no fault of anybody."""
+        screen = self._screens[act.number % len(self._screens)]
+        name = _name_of(screen)
+        leaving = self._watching.pop(name, None)
+        if leaving is None:
+            return
+        await screen.subscriber.close()
+        await asyncio.wait([leaving])
+        await asyncio.sleep(act.seconds)
+        self._connect(screen)
 
     def _read_one(self, number: int) -> None:
         screen = self._screens[number % len(self._screens)]
@@ -318,7 +342,14 @@ class _Run:
     async def _fault(self, row: str, target: str, evidence: str) -> AsyncIterator[None]:
         operation = f"{row}-{target}-{self._loop.time():.6f}"
         self._nemesis.add(
-            history.FaultBegan(at=self._loop.time(), operation=operation, fault=row, target=target, evidence=evidence)
+            history.FaultBegan(
+                at=self._loop.time(),
+                operation=operation,
+                fault=row,
+                target=target,
+                evidence=evidence,
+                device=target.startswith("device:"),
+            )
         )
         try:
             yield
@@ -421,6 +452,10 @@ class _Run:
                 task.cancel()
             await asyncio.sleep(0)
         await asyncio.wait(tasks, timeout=1.0) if tasks else None
+
+
+def _name_of(screen: Screen) -> str:
+    return f"device:{screen.device.recipient}/{screen.device.name.rpartition('-')[2]}"
 
 
 def _poison(path: Path, now: float) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "mute", "poison"]
+Kind = Literal["publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "mute", "poison", "away"]
 How = Literal["slow", "stalled", "lost", "refused", "late"]
 
 NODES = ("gw-sim-0", "gw-sim-1")
@@ -68,6 +68,7 @@ class Act(msgspec.Struct, frozen=True):
         numbers: whom a content is for.
         count: at which pass of a hook; how many twins a publish has; 1 mutes and 0 takes that back.
         how: what a store does.
+        size: of a content, in characters at least.
         delay: how late a store is, in seconds.
         share: of a store's transactions that are hit.
     """
@@ -80,6 +81,7 @@ class Act(msgspec.Struct, frozen=True):
     number: int = 0
     numbers: tuple[int, ...] = ()
     count: int = 1
+    size: int = 0
     how: How = "slow"
     delay: float = 0.0
     share: float = 1.0
@@ -103,7 +105,7 @@ class Script(msgspec.Struct, frozen=True):
     @property
     def is_calm(self) -> bool:
         """Whether nothing goes wrong."""
-        return all(act.kind in ("publish", "read", "mute") and act.count <= 1 for act in self.acts)
+        return all(act.kind in ("publish", "read", "mute", "away") and act.count <= 1 for act in self.acts)
 
 
 def make(seed: int, *, faults: bool = True) -> Script:
@@ -132,6 +134,15 @@ def make(seed: int, *, faults: bool = True) -> Script:
             kind="mute",
             number=choose.randrange(recipients),
             count=choose.choice((1, 1, 0)),
+        )
+        for _ in range(choose.choice((0, 0, 1, 3)))
+    ]
+    acts += [
+        Act(
+            at=choose.uniform(1.0, length),
+            kind="away",
+            number=choose.randrange(recipients + 1),
+            seconds=choose.uniform(0.0, 9.0),
         )
         for _ in range(choose.choice((0, 0, 1, 3)))
     ]

@@ -73,12 +73,12 @@ class SimulatedThreads:
             self._settle(items, trouble)
         self._busy = bool(self._queue)
         if self._busy:
-            pause = trouble.seconds if trouble is not None and trouble.kind == "slow" else self.world.latency()
-            self.world.loop.call_later(pause, self._run)
+            self.world.loop.call_later(self.world.latency(), self._run)
 
     def _settle(self, items: list[Item], trouble: Trouble | None) -> None:
         world, session = self.world, self._session
-        assert session is not None
+        if session is None:
+            return
         if not self._writes:
             late = trouble.seconds if trouble is not None else 0.0
             world.loop.call_later(late, self._answer, session.settle(items))

@@ -168,11 +168,23 @@ class Story:
         )
         return self.add(history.WishOk(at=self.now, operation=operation)) if stored else self
 
-    def fault(self, name: str = "F-61", *, evidence: str = "pid gone", heals: bool = True, lasts: float = 1.0) -> Story:
+    def fault(
+        self,
+        name: str = "F-61",
+        *,
+        evidence: str = "pid gone",
+        heals: bool = True,
+        lasts: float = 1.0,
+        device: bool = False,
+    ) -> Story:
         """Lets something break, and heals it."""
         self._operations += 1
         operation = f"f{self._operations}"
-        self.add(history.FaultBegan(at=self.now, operation=operation, fault=name, target="x", evidence=evidence))
+        self.add(
+            history.FaultBegan(
+                at=self.now, operation=operation, fault=name, target="x", evidence=evidence, device=device
+            )
+        )
         self.wait(lasts)
         return self.add(history.FaultEnded(at=self.now, operation=operation)) if heals else self
 

@@ -83,6 +83,9 @@ LEGAL: dict[str, Callable[[], Story]] = {
         "a",
     ),
     "a higher revision is shown beside the first": lambda: _ended(_one().receive(ALICE, "a", revision=2), "a"),
+    "what waited out a fault may come after the replay": lambda: _ended(
+        _one().close(ALICE).publish("b").fault().wait(10).connect(ALICE, known=["a"]).receive(ALICE, "b"), "b", "a"
+    ),
     "what was missed comes by replay": lambda: _ended(
         _one()
         .close(ALICE)
@@ -128,7 +131,7 @@ LEGAL: dict[str, Callable[[], Story]] = {
         _one().publish("b", expire=109.5).receive(ALICE, "b"), "b", "a"
     ),
     "a late frame is not shown": lambda: _ended(
-        _one().fault().publish("b", expire=105.5).wait(2).receive(ALICE, "b", shown=False), "b", "a"
+        _one().fault(device=True).publish("b", expire=107.5).wait(4).receive(ALICE, "b", shown=False), "b", "a"
     ),
     "a dead letter says why": lambda: _ended(
         _one().publish("b").terminal("alice", "b", "dead", "REFUSED").letter("b"), "a"
@@ -156,6 +159,12 @@ LEGAL: dict[str, Callable[[], Story]] = {
         _away(Story().connect(ALICE).publish("a").fault(lasts=0).receive(ALICE, "a").acked(ALICE, "a"))
         .receive(ALICE, "a", live=False, shown=False)
         .replayed(ALICE),
+        "a",
+    ),
+    "a row that was written again under a fault is offered again": lambda: _ended(
+        _away(Story().connect(ALICE).publish("a").fault(lasts=0).receive(ALICE, "a").acked(ALICE, "a"))
+        .replayed(ALICE)
+        .receive(ALICE, "a", shown=False),
         "a",
     ),
     "a content that was accepted twice comes again by a replay": lambda: _ended(
@@ -314,9 +323,7 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
     ),
     "a mark excuses no live copy after a confirmed ack": (
         "I9",
-        lambda: _ended(
-            _away(_one().marked(ALICE, "a")).fault(lasts=0).receive(ALICE, "a", shown=False).replayed(ALICE), "a"
-        ),
+        lambda: _ended(_away(_one().marked(ALICE, "a")).receive(ALICE, "a", shown=False).replayed(ALICE), "a"),
     ),
     "a person sees it twice under a fault": (
         "I7",
@@ -330,7 +337,7 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
     "a confirmed ack does not stick": (
         "I9",
         lambda: _ended(
-            _away(Story().connect(ALICE).publish("a").fault(lasts=0).receive(ALICE, "a").acked(ALICE, "a"))
+            _away(Story().connect(ALICE).publish("a").fault(device=True).receive(ALICE, "a").acked(ALICE, "a"))
             .replayed(ALICE)
             .receive(ALICE, "a", shown=False),
             "a",
@@ -344,7 +351,21 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
         "I11",
         lambda: _ended(_one().fault().publish("b", expire=105.5).wait(2).receive(ALICE, "b"), "b", "a"),
     ),
-    "an event is sent after its time without a fault": (
+    "a replay leaves something out though only the device was away": (
+        "I6",
+        lambda: _ended(
+            _one()
+            .close(ALICE)
+            .publish("b")
+            .fault(device=True)
+            .wait(10)
+            .connect(ALICE, known=["a"])
+            .receive(ALICE, "b"),
+            "b",
+            "a",
+        ),
+    ),
+    "an event is sent after its time": (
         "I11",
         lambda: _ended(_one().publish("b", expire=105.5).wait(2).receive(ALICE, "b", shown=False), "b", "a"),
     ),
