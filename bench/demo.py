@@ -24,18 +24,23 @@ import httpx2
 import msgspec
 
 from bench import demo_listeners, demo_report, demo_wishes
+from bench.demo_denial import QUICK_TRIES, DenyingStore
 from bench.demo_events import Audience, Change, choose_mute, drafts, folders_of, subscribe
 from bench.demo_ledger import Counts, Evidence, Ledger, Phase, verdict
+from bench.demo_letters import Refusing, RefusingStore
 from bench.demo_listeners import Form, Listener, NotReady, Ways
 from bench.demo_operator import Operator
 from bench.demo_publishing import Producer, read_inbox
 from bench.demo_report import Places, Teller
 from bench.demo_source import read_archive, read_source
-from bench.installation import Installation
+from bench.installation import Installation, chosen_engines
 from bench.measures import Spread, spread
+from heliograph_cli.engines import read_engines
+from heliograph_cli.failures import CommandFailed
 from heliograph_client.publisher import Publisher
 from heliograph_client.tls import Tls
 from mesh.errors import Failure
+from mesh.ids import join_key
 
 TENANT, PRODUCER = "acme", "demo"
 _NODES = 2
@@ -58,12 +63,14 @@ class Choices(msgspec.Struct, frozen=True):
         rate: events a second.
         seconds: for how long events are published.
         kill_after: seconds of them until a node is killed.
+        engines: file that says where the engines are; None: stores are embedded.
     """
 
     listeners: int = 32
     rate: float = 12.0
     seconds: float = 30.0
     kill_after: float = 10.0
+    engines: Path | None = None
 
 
 class Kill(msgspec.Struct, frozen=True):
@@ -146,7 +153,8 @@ class Demo:
                 say(f"{producer.sent_count} events are published; waiting for the last acks")
                 await self._settle()
                 places.append(Places("at the end", demo_listeners.places(self._listeners)))
-                operator = Operator(self._installation.folder, TENANT, ledger=self._ledger, teller=self._teller)
+                folder, ledger = self._installation.folder, self._ledger
+                operator = Operator(folder, TENANT, store=self._store, ledger=ledger, teller=self._teller)
                 evidence = await operator.gather(audience.mute, sdk, self._listeners[0].name, self._listeners[-1].name)
                 rows, missing = await self._check_inboxes(rest)
         totals = demo_listeners.total(listener.stats for listener in self._listeners)
@@ -164,6 +172,11 @@ class Demo:
             missing_rows=missing,
             refused=producer.refused,
         )
+
+    def _store(self, listener: str) -> Refusing:
+        if self._choices.engines is None:
+            return RefusingStore(self._installation.folder / "data", join_key(TENANT, listener))
+        return DenyingStore(read_engines(self._choices.engines), self._installation.name, TENANT, listener)
 
     @property
     def _event_count(self) -> int:
@@ -330,11 +343,21 @@ def _interruptible() -> Iterator[None]:
 def play(choices: Choices, *, keep: bool, teller: Teller) -> int:
     """Runs the demo; returns the exit code."""
     teller.head("Heliograph demo: one repository's history, published to those who follow its folders")
-    teller.say("starting six services, their sidecars and the edge: mutual TLS, embedded stores, two gateway nodes")
+    stores = "embedded stores" if choices.engines is None else "Kafka, Redis, Cassandra and PostgreSQL"
+    teller.say(f"starting six services, their sidecars and the edge: mutual TLS, {stores}, two gateway nodes")
     kept = (_KEPT_FOLDER, _KEPT_PORT) if keep else (None, None)
     with (
         _interruptible(),
-        Installation(direct=False, gateways=_NODES, folder=kept[0], base_port=kept[1]) as installation,
+        Installation(
+            direct=False,
+            gateways=_NODES,
+            folder=kept[0],
+            base_port=kept[1],
+            environ={} if choices.engines is None else QUICK_TRIES,
+            engines=choices.engines,
+            # Names of its own: what an earlier demo published is not this one's.
+            name=f"demo_{int(time.time())}",
+        ) as installation,
     ):
         up = installation.up
         teller.say(f"{len(up.processes)} processes serve; the edge is https://{up.edge}")
@@ -365,7 +388,11 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.listeners < _FEWEST_LISTENERS or asked.rate <= 0 or not 0 <= asked.kill_after < asked.seconds:
         parser.error(f"at least {_FEWEST_LISTENERS} listeners, a positive rate, and the kill before the end are needed")
-    choices = Choices(asked.listeners, asked.rate, asked.seconds, asked.kill_after)
+    try:
+        engines = chosen_engines(os.environ)
+    except CommandFailed as error:
+        parser.error(str(error))
+    choices = Choices(asked.listeners, asked.rate, asked.seconds, asked.kill_after, engines)
     teller = Teller()
     try:
         code = play(choices, keep=asked.keep, teller=teller)

@@ -1,7 +1,8 @@
 """The demo's dead letter: a row that the inbox store refuses until it is given up, and its way back.
 
 The store's file gets a trigger from outside, as damage would: no process knows of it. Its retries are hastened in the
-same file, for nobody waits eleven minutes for a demo. Must not judge: `demo_ledger.py` does.
+same file, for nobody waits eleven minutes for a demo. On Cassandra see `demo_denial.py`. Must not judge:
+`demo_ledger.py` does.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from heliograph.delivery.v1 import dead_letter_service_pb2, dead_letter_service_pb2_grpc
 from heliograph_cli.connection import OPERATOR, Actor, Connection
@@ -20,11 +22,29 @@ from heliograph_cli.connection import OPERATOR, Actor, Connection
 # No change of the source has it, so nothing else is refused.
 CATEGORY = "billing"
 
-_LIMIT_S = 20.0
+# On a lane a try may stand behind what is due later, for as long as an ack is waited for.
+_LIMIT_S = 60.0
 _POLL_S = 0.1
 _LOCK_LIMIT_S = 5.0
 _PAGE = 500
 _AS_OPERATOR = Actor("operator", OPERATOR)
+
+
+class Refusing(Protocol):
+    """The inbox store of one installation, from outside."""
+
+    @property
+    def how(self) -> str:
+        """What is done to it, in words."""
+        ...
+
+    def refusing(self) -> AbstractContextManager[None]:
+        """Refuses the rows of one recipient while the context is open."""
+        ...
+
+    def hasten(self, event_id: str) -> None:
+        """Makes what waits for another try of an event due now, where that is possible."""
+        ...
 
 
 class RefusingStore:
@@ -33,6 +53,11 @@ class RefusingStore:
     def __init__(self, data: Path, recipient_key: str) -> None:
         self._file = data / "inbox.db"
         self._recipient_key = recipient_key
+
+    @property
+    def how(self) -> str:
+        """What is done to it, in words."""
+        return f'a trigger in inbox.db makes it refuse rows of {self._recipient_key} in the category "{CATEGORY}"'
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -59,9 +84,9 @@ class RefusingStore:
 
 
 async def until_buried(
-    connection: Connection, store: RefusingStore, tenant: str, recipient_key: str, event_id: str
+    connection: Connection, store: Refusing, tenant: str, recipient_key: str, event_id: str
 ) -> dead_letter_service_pb2.DeadLetter | None:
-    """Waits until an event's row is given up, and returns its dead letter; None after 20 s.
+    """Waits until an event's row is given up, and returns its dead letter; None after 60 s.
 
     Raises:
         Failure: an operator's question is refused.

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from bench import demo_letters, demo_wishes
 from bench.demo_events import Mute
 from bench.demo_ledger import Evidence, Ledger, Published
+from bench.demo_letters import Refusing
 from bench.demo_report import Teller
 from heliograph.delivery.v1 import dead_letter_service_pb2
 from heliograph_cli.connection import Connection, Reach, connect
@@ -25,7 +27,19 @@ _POLL_S = 0.005
 class Operator:
     """Looks behind the scenes of one installation."""
 
-    def __init__(self, folder: Path, tenant: str, *, ledger: Ledger, teller: Teller) -> None:
+    def __init__(
+        self, folder: Path, tenant: str, *, store: Callable[[str], Refusing], ledger: Ledger, teller: Teller
+    ) -> None:
+        """Holds on to its parts.
+
+        Args:
+            folder: the state folder.
+            tenant: whose events these are.
+            store: returns the inbox store as it refuses one recipient.
+            ledger: knows who got what.
+            teller: tells who watches.
+        """
+        self._store = store
         self._folder = folder
         self._tenant = tenant
         self._ledger = ledger
@@ -65,9 +79,9 @@ class Operator:
     ) -> dead_letter_service_pb2.DeadLetter | None:
         category, key = demo_letters.CATEGORY, join_key(self._tenant, listener)
         due = tuple(dict.fromkeys((listener, neighbour)))
-        store = demo_letters.RefusingStore(self._folder / "data", key)
+        store = self._store(listener)
         with store.refusing():
-            self._say(f'a trigger in inbox.db makes it refuse rows of {listener} in the category "{category}"')
+            self._say(store.how)
             intended = time.monotonic()
             receipt = await sdk.publish(category=category, to=due, title="An invoice is ready", link="/invoices/1")
             self._ledger.publish(Published(receipt.event_id, category, due, intended, "SDK", timed=False))
@@ -90,9 +104,9 @@ class Operator:
         came = await demo_letters.redrive(connection, letter.dead_letter_id) and await self._arrives(listener, event_id)
         if came:
             taken = (time.monotonic() - began) * 1000
-            self._say(f"the trigger is dropped and the dead letter redriven: {listener} acked it {taken:.0f} ms later")
+            self._say(f"the store takes it again and the letter is redriven: {listener} acked it {taken:.0f} ms later")
         else:
-            self._say(f"the trigger is dropped and the dead letter redriven, but {listener} does not have it")
+            self._say(f"the store takes it again and the letter is redriven, but {listener} does not have it")
         return came
 
     async def _arrives(self, listener: str, event_id: str) -> bool:

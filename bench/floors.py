@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import e2e, push, scale, sessions
+from bench import e2e, overload, push, scale, sessions
 from bench.e2e import Load
 from bench.installation import Installation
 from bench.measures import machine, table
@@ -143,9 +143,21 @@ def of_pushes() -> list[Row]:
     ]
 
 
+def of_priorities() -> list[Row]:
+    """Whether bulk delays high."""
+    with Installation(direct=True) as installation:
+        e2e.measure(installation, Load("warm-up", 200.0, batch=10), seconds=2.0, sessions=100)
+        found = overload.bulk_against_high(
+            installation, sessions=500, recipients=100_000, rounds=5, rate=100.0, seconds=20.0
+        )
+    pace = found.rounds * found.recipients / max(found.bulk_seconds, 0.1)
+    note = f"p50 {found.beside.p50} ms; alone {found.alone.p50} and {found.alone.p99} ms; bulk {pace:,.0f} recipients/s"
+    return [Row("p99 of high beside 5 × bulk for 100,000", "ms", _SLOWEST_ACK_MS, 50.0, found.beside.p99, False, note)]
+
+
 def of_growth() -> list[Row]:
     """Whether costs stay flat."""
-    courses = scale.measure(list(scale.GROWTH), rate=2_000.0, seconds=3.0, rounds=1)
+    courses = scale.measure(list(scale.GROWTH), rate=2_000.0, seconds=3.0, rounds=2)
     return [
         Row(
             f"cost as {course.what} grow ×100",
@@ -164,6 +176,7 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
     "e2e": end_to_end,
     "sessions": of_sessions,
     "push": of_pushes,
+    "bulk": of_priorities,
     "scale": of_growth,
 }
 

@@ -17,10 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from deploy.engines.choices import default_folder
+from deploy.engines.running import FILE
 from heliograph_cli import record
+from heliograph_cli.failures import USAGE, CommandFailed
 from mesh.tokens import TokenSigner
 
 _START_LIMIT = 60.0
+# Topics, keyspace and schema are made first.
+_START_LIMIT_ON_ENGINES = 180.0
 _STOP_LIMIT = 60.0
 # Ports of one installation lie this close together above its base, those of /metrics included.
 _PORT_SPAN = 400
@@ -32,6 +37,7 @@ class Installation:
     Attributes:
         folder: state folder; data, certificates and logs are below.
         direct: without sidecars and edge.
+        name: of what is its own at the engines.
     """
 
     def __init__(
@@ -43,6 +49,8 @@ class Installation:
         folder: Path | None = None,
         base_port: int | None = None,
         environ: Mapping[str, str] | None = None,
+        engines: Path | None = None,
+        name: str = "",
     ) -> None:
         """Chooses where it will run.
 
@@ -53,7 +61,11 @@ class Installation:
             folder: state folder, which stays at the end; a temporary one if left out.
             base_port: first of its ports; free ones are looked for if left out.
             environ: settings for its services, added to the environment.
+            engines: file that says where the engines are; its stores are embedded if left out.
+            name: of its topics, keyspace and schema there, which are made where they are missing.
         """
+        self._engines = engines
+        self.name = name
         self._temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="hg-bench-")) if folder is None else folder
         self._base_port = base_port
@@ -82,6 +94,8 @@ class Installation:
         ]
         command += ["--direct"] if self.direct else []
         command += ["--trace"] if self._trace else []
+        if self._engines is not None:
+            command += ["--engines", str(self._engines), "--name", self.name, "--create"]
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.folder / "up.out").open("wb") as output:
             # A session of its own: Ctrl-C at the benchmark stops it through __exit__, in order.
@@ -158,7 +172,7 @@ class Installation:
 
     def _wait_until_serving(self) -> None:
         assert self._process is not None
-        end = time.monotonic() + _START_LIMIT
+        end = time.monotonic() + (_START_LIMIT if self._engines is None else _START_LIMIT_ON_ENGINES)
         while time.monotonic() < end:
             found = record.read(self.folder / "up.json")
             # The file may be an earlier run's.
@@ -169,6 +183,24 @@ class Installation:
             time.sleep(0.05)
         output = (self.folder / "up.out").read_text(encoding="utf-8", errors="replace")
         raise RuntimeError(f"the installation did not start:\n{output[-2000:]}")
+
+
+def chosen_engines(environ: Mapping[str, str]) -> Path | None:
+    """Returns the file that says where the engines are; None when STORES does not ask for them.
+
+    Raises:
+        CommandFailed: they are asked for and not there.
+    """
+    stores = environ.get("STORES", "") or "embedded"
+    if stores == "embedded":
+        return None
+    if stores != "engines":
+        raise CommandFailed(f"STORES={stores}: must be embedded or engines", USAGE)
+    named = environ.get("HELIOGRAPH_ENGINES", "")
+    path = Path(named) if named else default_folder() / FILE
+    if not path.is_file():
+        raise CommandFailed(f"{path}: no such file; run `make engines` first", USAGE)
+    return path
 
 
 def _free_ports() -> int:

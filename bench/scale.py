@@ -82,6 +82,8 @@ class Ground(msgspec.Struct, frozen=True):
 def _measure(ground: Ground, crowd: Crowd, order: publishers.Order) -> tuple[float, int, int]:
     """Returns CPU µs a notification, how many there were, and how many did not arrive."""
     pids = ground.installation.pids()
+    # What sessions are sent when they connect is no notification of this measurement, and grows with their inboxes.
+    quiet(pids)
     seen = crowd.report().received
     before = sum(cpu_seconds(pids).values())
     sent = msgspec.json.decode(output(start("bench.publishers", order)), type=publishers.Result)
@@ -163,11 +165,11 @@ GROWTH: dict[str, Callable[[Ground, int], Course]] = {"audience": by_audience, "
 
 
 def _course(what: str, base: int, once: Callable[[int], tuple[float, int, int]], rounds: int) -> Course:
-    """Measures all sizes in turn; a neighbour makes a measurement dearer, never cheaper."""
+    """Measures all sizes in turn, up and down; a neighbour makes a measurement dearer, never cheaper."""
     found: dict[int, list[Point]] = {factor: [] for factor in FACTORS}
     once(base)
-    for _ in range(rounds):
-        for factor in FACTORS:
+    for number in range(rounds):
+        for factor in FACTORS[:: -1 if number % 2 else 1]:
             micros, due, missing = once(base * factor)
             found[factor].append(Point(what, base * factor, factor, micros, due, missing))
     return Course(what, [min(points, key=lambda point: point.micros) for points in found.values()])

@@ -96,7 +96,8 @@ class DriverSession:
         self._timeout = timeout
         self._prepared: dict[str, Any] = {}
         self._preparing: dict[str, asyncio.Task[Any]] = {}
-        self._turns = _Turns(asyncio.get_running_loop(), timeout)
+        self._loop = asyncio.get_running_loop()
+        self._turns = Turns(self._loop.call_soon_threadsafe, timeout)
         self._closed = False
 
     @property
@@ -159,7 +160,7 @@ class DriverSession:
             await asyncio.to_thread(self._cluster.shutdown)
 
     def _send(self, bind: Callable[[], _Query], host: Any = None) -> asyncio.Future[list[Row]]:
-        future: asyncio.Future[list[Row]] = self._turns.loop.create_future()
+        future: asyncio.Future[list[Row]] = self._loop.create_future()
         try:
             query = bind()
         except _ENCODE_ERRORS as error:
@@ -195,14 +196,20 @@ class DriverSession:
         try:
             return self._session.prepare(text)
         except Exception as error:  # the driver has no base of its own
-            raise _translated(error) from None
+            raise translated(error) from None
 
 
-class _Turns:
+class Turns:
     """Gives statements their turn, 256 at a time, and hands their answers to the event loop in bursts."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
-        self.loop = loop
+    def __init__(self, wake: Callable[[Callable[[], None]], object], timeout: float) -> None:
+        """Nobody waits yet.
+
+        Args:
+            wake: lets the event loop call something; called on any thread, once a burst.
+            timeout: seconds for each statement, its wait included.
+        """
+        self._wake = wake
         self._timeout = timeout
         self._count = 0
         self._waiting: deque[tuple[float, asyncio.Future[list[Row]], Callable[[float], Any]]] = deque()
@@ -232,7 +239,7 @@ class _Turns:
         if not self._woken:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self.loop.call_soon_threadsafe(self._hand_over)
+                self._wake(self._hand_over)
 
     def _hand_over(self) -> None:
         # Before the first look: what comes from now on wakes again.
@@ -246,7 +253,7 @@ class _Turns:
             if error is None:
                 future.set_result(rows or [])
             else:
-                future.set_exception(_translated(error))
+                future.set_exception(translated(error))
         now = time.monotonic()
         while self._waiting and self._count < IN_FLIGHT:
             deadline, future, begin = self._waiting.popleft()
@@ -263,7 +270,7 @@ class _Answer:
 
     __slots__ = ("_future", "_response", "_rows", "_turns")
 
-    def __init__(self, turns: _Turns, future: asyncio.Future[list[Row]], response: Any) -> None:
+    def __init__(self, turns: Turns, future: asyncio.Future[list[Row]], response: Any) -> None:
         self._turns = turns
         self._future = future
         self._response = response
@@ -367,7 +374,8 @@ class _Listener(HostStateListener):  # type: ignore[misc]  # the driver has no t
 # ---------------------------------------------------------------- errors
 
 
-def _translated(error: Exception) -> Exception:
+def translated(error: Exception) -> StoreUnavailable:
+    """Returns what the driver says, as the seam says it."""
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, _NEVER_BEGUN):
         return StoreUnavailable(said, outcome_unknown=False)

@@ -88,7 +88,7 @@ class Dependencies:
         """Registers a dependency, before the app runs.
 
         Args:
-            name: what it is for, as in settings and in `StoreAdmin.what`: "request_log".
+            name: its setting's, without `_url`: "request_log".
             where: its URL, which holds no secret.
             store: its adapter; nothing happens when that has no `ping`.
         """

@@ -26,6 +26,7 @@ except ImportError:
 
 SCHEMES: Final = ("kafka",)
 KNOWN: Final = "kafka://host:9092,host:9092/PREFIX?partitions=4&replicas=3"
+OLDEST: Final = "Kafka 3.1"
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 # No answer within it: the connection is given up, and the request repeated where that is harmless.
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -58,6 +59,8 @@ FAILURES: Final = (
     kafka_errors.KafkaError,
     kafka_errors.ConsumerStoppedError,
     kafka_errors.IllegalOperation,
+    # No version of a request is known to both sides.
+    NotImplementedError,
     OSError,
     TimeoutError,
 )
@@ -100,14 +103,24 @@ def translated(what: str, *, unknown: bool = False) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        text = str(error) or type(error).__name__
         raise KafkaUnavailable(
-            f"{what}: {text.splitlines()[0]}",
+            f"{what}: {_said(error)}",
             unknown=unknown and not isinstance(error, _REFUSED),
             too_large=isinstance(error, _TOO_LARGE),
             denied="Authorization" in type(error).__name__,
             old_generation=isinstance(error, _OLD_GENERATION),
         ) from error
+
+
+def _said(error: Exception) -> str:
+    """Returns one line about a failure; the client tells why it has no connection to its log only."""
+    if isinstance(error, NotImplementedError | kafka_errors.IncompatibleBrokerVersion):
+        return f"the brokers are of a version that is not supported; {OLDEST} or newer is needed"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {REQUEST_TIMEOUT_S:g} s"
+    if isinstance(error, kafka_errors.KafkaConnectionError) and "bootstrap" in str(error) and _heard.text:
+        return _heard.text + ("it ended the connection" if _heard.text.endswith(": ") else "")
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -185,17 +198,22 @@ class _OneLine(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._last = -_QUIET_S
+        self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage().splitlines()[0]
         now = time.monotonic()
         if now - self._last >= _QUIET_S:
-            logger().warning("kafka_client", text=record.getMessage().splitlines()[0])
+            logger().warning("kafka_client", text=self.text)
         self._last = now
+
+
+_heard = _OneLine()
 
 
 def _mute() -> None:
     root = logging.getLogger("aiokafka")
-    if not any(isinstance(handler, _OneLine) for handler in root.handlers):
-        root.addHandler(_OneLine())
+    if _heard not in root.handlers:
+        root.addHandler(_heard)
         root.propagate = False
         root.setLevel(logging.WARNING)

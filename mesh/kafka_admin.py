@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import aiokafka.admin
 import msgspec
 from aiokafka import errors as kafka_errors
+from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
@@ -257,6 +258,22 @@ class Admin:
         """
         (answer,) = await self._ask(f"group {group}", lambda admin: admin.describe_consumer_groups([group]))
         return frozenset(member[1] if len(member) == 5 else member[2] for one in answer.groups for member in one[5])
+
+    async def forget_group(self, group: str) -> None:
+        """Deletes a group that has no members, with its offsets.
+
+        Raises:
+            KafkaUnavailable: it was not, or is not known to be, deleted.
+        """
+
+        async def ask(admin: Any) -> Any:
+            coordinator = await admin.find_coordinator(group)
+            return await admin._send_request(DeleteGroupsRequest([group]), coordinator)
+
+        answer = await self._ask(f"group {group}", ask)
+        for _, error in answer.results:
+            if error:
+                raise KafkaUnavailable(f"group {group}: {kafka_errors.for_code(error).__name__}")
 
     async def settings(self, names: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         """Returns every setting of topics that exist.

@@ -18,6 +18,7 @@ _SESSION_S: Final = 10.0
 _HEARTBEAT_S: Final = 1.0
 # Whoever does not read for long keeps its partitions: the heartbeat says whether the process lives.
 _LONGEST_PAUSE_MS: Final = 2**31 - 1
+_PAGE_BYTES: Final = 1024 * 1024
 # What one batch may hold, far above any topic's limit: the caller cuts them.
 _LARGEST_BATCH: Final = 64 * 1024 * 1024
 
@@ -238,11 +239,22 @@ def _listener(revoked: Callable[[], Awaitable[None]], assigned: Callable[[frozen
 
 
 class Replay:
-    """Reads what partitions of one topic hold between two offsets each, in no group. One use each."""
+    """Reads what partitions of one topic hold between two offsets each, in no group; one reading at a time.
 
-    def __init__(self, cluster: Cluster, topic: str) -> None:
+    Keeps its connection, and connects again by itself.
+
+    Args:
+        cluster: where.
+        topic: its name.
+        page_bytes: what a fetch of one partition brings, or one batch where that is larger.
+    """
+
+    def __init__(self, cluster: Cluster, topic: str, *, page_bytes: int = _PAGE_BYTES) -> None:
         self._cluster = cluster
         self._topic = topic
+        self._page_bytes = page_bytes
+        self._consumer: Any = None
+        self._turn = asyncio.Lock()
 
     async def read(self, spans: Mapping[int, tuple[int, int]], take: Callable[[Fetched], bool]) -> None:
         """Hands records to `take`, in the order of each partition, until it says False.
@@ -257,16 +269,30 @@ class Replay:
         open_spans = {one: span for one, span in spans.items() if span[0] < span[1]}
         if not open_spans:
             return
-        consumer = aiokafka.AIOKafkaConsumer(**self._cluster.connection(), auto_offset_reset="earliest")
-        try:
-            with translated(f"topic {self._topic}: not read"):
-                await self._read(consumer, open_spans, take)
-        finally:
-            await _stop(consumer)
+        async with self._turn:
+            try:
+                with translated(f"topic {self._topic}: not read"):
+                    await self._read(open_spans, take)
+                    self._consumer.unsubscribe()
+            except BaseException:
+                await self._disconnect()
+                raise
 
-    async def _read(self, consumer: Any, spans: dict[int, tuple[int, int]], take: Callable[[Fetched], bool]) -> None:
+    async def close(self) -> None:
+        """Disconnects; harmless when not connected."""
+        async with self._turn:
+            await self._disconnect()
+
+    async def _read(self, spans: dict[int, tuple[int, int]], take: Callable[[Fetched], bool]) -> None:
         async with asyncio.timeout(REQUEST_TIMEOUT_S) as scope:
-            await consumer.start()
+            if self._consumer is None:
+                self._consumer = aiokafka.AIOKafkaConsumer(
+                    **self._cluster.connection(),
+                    auto_offset_reset="earliest",
+                    max_partition_fetch_bytes=self._page_bytes,
+                )
+                await self._consumer.start()
+            consumer = self._consumer
             places = {one: TopicPartition(self._topic, one) for one in spans}
             consumer.assign(list(places.values()))
             for one, place in places.items():
@@ -284,3 +310,8 @@ class Replay:
                     if await consumer.position(place) >= spans[place.partition][1]:
                         del spans[place.partition]
                         consumer.pause(place)
+
+    async def _disconnect(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await _stop(consumer)

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from mesh.errors import StartError, Unavailable
-from mesh.stores import EngineUrl, parse_url
+from mesh.stores import EngineUrl, Host, parse_url
 
 try:
     import asyncpg
@@ -213,35 +214,59 @@ async def connect(place: Place, *, database: str = "") -> Session:
         StartError: a file that the URL names cannot be used.
     """
     where = place.url.text
-    words = _arguments(place)
-    if database:
-        words["database"] = database
+    words = {"database": database} if database else {}
     with _translated(where, sent=False):
         try:
-            connection = await asyncpg.connect(**words, target_session_attrs="primary")
+            connection, _ = await _seek(place, place.url.hosts, words)
         except asyncpg.exceptions.TargetServerAttributeNotMatched:
-            connection = await asyncpg.connect(**words, target_session_attrs="any")
+            connection, _ = await _seek(place, place.url.hosts, {**words, "target_session_attrs": "any"})
     return Session(connection, where)
+
+
+async def _seek(place: Place, hosts: Sequence[Host], words: Mapping[str, Any]) -> tuple[Any, Host]:
+    """Connects to the first of some hosts that is a primary; each has its part of the time, as a dead one is silent.
+
+    Files are read each time: a password or certificate that is replaced needs no restart.
+    """
+    arguments = {**_arguments(place), "timeout": _CONNECT_LIMIT_S / len(hosts), **words}
+    errors: list[Exception] = []
+    for host in hosts:
+        try:
+            return await asyncpg.connect(host=host.name, port=host.port, **arguments), host
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            errors.append(error)
+    # A server that refuses us says more than one that is away, and that more than a standby.
+    raise max(errors, key=_telling)
+
+
+def _telling(error: Exception) -> int:
+    if isinstance(error, asyncpg.exceptions.TargetServerAttributeNotMatched):
+        return 0
+    return 2 if isinstance(error, asyncpg.PostgresError) else 1
 
 
 def _arguments(place: Place) -> dict[str, Any]:
     """Everything that the driver would otherwise take from the environment and from files of its own choice."""
     credentials = place.url.credentials()
     return {
-        "host": [host.name for host in place.url.hosts],
-        "port": [host.port for host in place.url.hosts],
         "user": credentials.name if credentials else place.role,
         "password": credentials.password if credentials else "",
         "database": place.url.name,
         "ssl": place.url.tls() or False,
-        "timeout": _CONNECT_LIMIT_S,
-        "server_settings": {
-            "application_name": "heliograph",
-            "search_path": place.schema,
-            # The functions of stores wait for a lock and then look: they must see what happened meanwhile.
-            "default_transaction_isolation": "read committed",
-            "jit": "off",
-        },
+        # Of a single host each connection learns by itself what it reached, and says so in words of ours.
+        "target_session_attrs": "primary" if len(place.url.hosts) > 1 else "any",
+        "server_settings": _session(place, limit_ms=0),
+    }
+
+
+def _session(place: Place, *, limit_ms: int) -> dict[str, str]:
+    return {
+        "application_name": "heliograph",
+        "search_path": place.schema,
+        # The functions of stores wait for a lock and then look: they must see what happened meanwhile.
+        "default_transaction_isolation": "read committed",
+        "jit": "off",
+        "statement_timeout": str(limit_ms),
     }
 
 
@@ -258,21 +283,17 @@ class Pool:
         self._place = place
         self._where = place.url.text
         self._greet = greet
+        self._hosts = deque(place.url.hosts)
         self._pool: Any = None  # Any: the driver has no types
 
     async def open(self) -> None:
         """Connects once.
 
         Raises:
-            PostgresError: the server cannot be reached, refuses us, or takes no writes.
-            StartError: a file that the URL names cannot be used.
+            PostgresError: the server cannot be reached, refuses us, or takes no writes; or a file cannot be used.
         """
-        words = _arguments(self._place)
-        words["server_settings"] = {**words["server_settings"], "statement_timeout": str(_STATEMENT_LIMIT_MS)}
-        several = len(self._place.url.hosts) > 1
         self._pool = asyncpg.create_pool(
-            **words,
-            target_session_attrs="primary" if several else "any",
+            connect=self._connect,
             min_size=0,
             max_size=self._place.connections,
             max_inactive_connection_lifetime=_IDLE_S,
@@ -311,7 +332,12 @@ class Pool:
             async with asyncio.timeout(CALL_LIMIT_S):
                 connection = await self._pool.acquire()
                 return await self._fetch(connection, statement, values)
+        except StartError as error:
+            raise PostgresError(str(error)) from error
         except Exception as error:
+            if isinstance(error, TimeoutError) and connection is not None:
+                # Not even the server's own limit was heard of: nothing comes from there on other connections either.
+                await self._pool.expire_connections()
             failure = failure_of(self._where, error, sent=connection is not None)
             if failure is error:
                 raise
@@ -332,6 +358,14 @@ class Pool:
         finally:
             await self._pool.release(connection)
         return found
+
+    async def _connect(self, _: object, **words: Any) -> Any:
+        """Connects where it was right last; `words` are the pool's own."""
+        words["server_settings"] = _session(self._place, limit_ms=_STATEMENT_LIMIT_MS)
+        connection, host = await _seek(self._place, tuple(self._hosts), words)
+        while self._hosts[0] != host:
+            self._hosts.rotate(-1)
+        return connection
 
     async def _begin(self, connection: Any) -> None:
         session = Session(connection, self._where)

@@ -258,7 +258,8 @@ class Redis:
                 if not isinstance(reply, Refusal):
                     replies[index] = reply
         except Lost as error:
-            if error.sent and not repeat:
+            # Where there is one server, and it is silent, nobody else can be found.
+            if (error.sent and not repeat) or (error.silent and isinstance(self._routes, Single)):
                 raise
             return _trouble(error)
         return str(refusals[0][1]) if refusals else ""

@@ -1,4 +1,4 @@
-"""Connections to one Redis server: bounded, never shared in the middle of an answer, errors in words of ours.
+"""Connections to one Redis server: few, answers never mixed up, errors in words of ours.
 
 The only importer of redis-py, of which it takes the connection and its parser. Must not know which server owns what:
 that is `mesh.redis_routes`.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -29,7 +30,10 @@ except ImportError as error:
 Argument: TypeAlias = bytes | str | int
 Command: TypeAlias = tuple[Argument, ...]
 
-CONNECTIONS = 32
+# Two are enough to keep a server busy, and few enough that what is asked at once goes together.
+CONNECTIONS = 2
+LARGEST_PIECE = 500
+LONGEST_QUEUE = 20_000
 # A server that does not answer for so long is as good as gone.
 ANSWER_S = 1.0
 
@@ -40,12 +44,18 @@ class Lost(Exception):
     Attributes:
         wrong: a person must mend it: password, database, certificate. Another try will not help.
         sent: the commands may have been done.
+        silent: the server takes commands and answers none.
     """
 
-    def __init__(self, text: str, *, wrong: bool = False, sent: bool = False) -> None:
+    def __init__(self, text: str, *, wrong: bool = False, sent: bool = False, silent: bool = False) -> None:
         super().__init__(text)
         self.wrong = wrong
         self.sent = sent
+        self.silent = silent
+
+    def copy(self) -> Lost:
+        """Returns the same for another caller."""
+        return Lost(str(self), wrong=self.wrong, sent=self.sent, silent=self.silent)
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -100,10 +110,17 @@ class _TlsConnection(SSLConnection):
         return {**super()._connection_arguments(), "ssl": self._context}
 
 
-class Server:
-    """Connections to one address, made when they are needed, kept, at most `CONNECTIONS`; who comes later waits.
+class _Waiting(msgspec.Struct, frozen=True, eq=False):
+    commands: Sequence[Command]
+    answered: asyncio.Future[list[Reply]]
 
-    A connection whose answers were not all read is dropped, whatever the reason: the next borrower would get them.
+
+class Server:
+    """One address: what is asked while others are under way goes out together, in as few pieces as there are answers.
+
+    Whoever gives a call up takes nothing from the others: what is sent is answered, to nobody if need be. A connection
+    whose answers were not all read is dropped, whatever the reason: the next borrower would get them. While a server is
+    silent one call at a time tries it, and all others fail at once.
     """
 
     def __init__(self, host: Host, access: Access, *, answer: float = ANSWER_S) -> None:
@@ -111,7 +128,11 @@ class Server:
         self._access = access
         self._answer = answer
         self._free: list[Any] = []
-        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._queue: deque[_Waiting] = deque()
+        self._queued = 0
+        self._silent = False
+        self._sending = 0
+        self._exchanges: set[asyncio.Task[None]] = set()
 
     async def run(self, commands: Sequence[Command]) -> list[Reply]:
         """Sends commands in one piece and returns an answer for each, in order; refusals are among them.
@@ -119,35 +140,88 @@ class Server:
         Raises:
             Lost: not every answer came.
         """
-        async with self._places:
-            connection = self._free.pop() if self._free else self._make()
-            sent = False
-            try:
-                await connection.connect()
-                sent = True
-                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-                replies = [await _reply(connection) for _ in commands]
-            except BaseException as error:
-                await connection.disconnect(nowait=True)
-                if isinstance(error, raised.RedisError | OSError | TimeoutError):
-                    # What else is kept is most likely dead too.
-                    self._drop_free()
-                    raise _lost(self.host, error, sent=sent) from error
-                raise
-            self._free.append(connection)
-            return replies
+        if self._queued >= LONGEST_QUEUE:
+            raise Lost(f"{self.host}: {self._queued} commands wait already")
+        if self._silent and (self._sending or self._queue):
+            raise self._silence()
+        waiting = _Waiting(commands, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        self._queued += len(commands)
+        if len(self._exchanges) < CONNECTIONS:
+            task = asyncio.create_task(self._exchange())
+            self._exchanges.add(task)
+            task.add_done_callback(self._exchanges.discard)
+        return await waiting.answered
 
     async def close(self) -> None:
-        """Closes what is kept."""
+        """Gives up what is under way, and closes all connections."""
+        exchanges = tuple(self._exchanges)
+        for task in exchanges:
+            task.cancel()
+        if exchanges:
+            await asyncio.wait(exchanges)
+        while batch := self._take():
+            _tell(batch, None, self._closed())
         free, self._free = self._free, []
         for connection in free:
             await connection.disconnect(nowait=True)
 
-    def _drop_free(self) -> None:
-        free, self._free = self._free, []
-        for connection in free:
-            # Its own clean-up closes the socket; nothing is awaited in an error's path.
-            del connection
+    async def _exchange(self) -> None:
+        """Sends what waits until nothing does."""
+        while batch := self._take():
+            if self._silent and self._sending:
+                _tell(batch, None, self._silence())
+                continue
+            lost = self._closed()
+            replies: list[Reply] | None = None
+            try:
+                replies = await self._send([command for one in batch for command in one.commands])
+            except Lost as error:
+                lost = error
+            finally:
+                _tell(batch, replies, lost)
+
+    def _silence(self) -> Lost:
+        return Lost(f"{self.host}: does not answer", silent=True)
+
+    def _closed(self) -> Lost:
+        return Lost(f"{self.host}: the client is closed", sent=True)
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        count = 0
+        while self._queue and count < LARGEST_PIECE:
+            waiting = self._queue.popleft()
+            self._queued -= len(waiting.commands)
+            # Nobody waits any more for what was given up.
+            if not waiting.answered.done():
+                batch.append(waiting)
+                count += len(waiting.commands)
+        return batch
+
+    async def _send(self, commands: Sequence[Command]) -> list[Reply]:
+        connection = self._free.pop() if self._free else self._make()
+        sent = False
+        self._sending += 1
+        try:
+            async with asyncio.timeout(self._answer):
+                await connection.connect()
+                sent = True
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+                replies = [await _reply(connection) for _ in commands]
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            if isinstance(error, raised.RedisError | OSError | TimeoutError):
+                self._silent = isinstance(error, TimeoutError)
+                # What else is kept is most likely dead too; its own clean-up closes it.
+                self._free.clear()
+                raise _lost(self.host, error, sent=sent) from error
+            raise
+        finally:
+            self._sending -= 1
+        self._silent = False
+        self._free.append(connection)
+        return replies
 
     # Any: redis-py's connections have half a type.
     def _make(self) -> Any:
@@ -156,8 +230,9 @@ class Server:
             "host": self.host.name,
             "port": self.host.port,
             "db": access.database,
-            "socket_timeout": self._answer,
-            "socket_connect_timeout": self._answer,
+            # Its own limit on a send is a `wait_for`, which swallows cancellations; ours is around all of it.
+            "socket_timeout": None,
+            "socket_connect_timeout": None,
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),
             "driver_info": None,
@@ -167,6 +242,19 @@ class Server:
         if access.tls is not None:
             return _TlsConnection(context=access.tls, **options)
         return Connection(**options)
+
+
+def _tell(batch: Sequence[_Waiting], replies: Sequence[Reply] | None, lost: Lost) -> None:
+    """Gives each caller its part of the answers, or the reason why there are none."""
+    begin = 0
+    for one in batch:
+        end = begin + len(one.commands)
+        if not one.answered.done():
+            if replies is None:
+                one.answered.set_exception(lost.copy())
+            else:
+                one.answered.set_result(list(replies[begin:end]))
+        begin = end
 
 
 async def _reply(connection: Any) -> Reply:
@@ -206,6 +294,6 @@ def _lost(host: Host, error: BaseException, *, sent: bool) -> Lost:
             said = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, raised.TimeoutError | TimeoutError):
-        return Lost(f"{host}: no answer in time", sent=sent)
+        return Lost(f"{host}: no answer in time", sent=sent, silent=True)
     text = said or str(error) or type(error).__name__
     return Lost(f"{host}: {' '.join(text.split())}", wrong=isinstance(error, _WRONG), sent=sent)

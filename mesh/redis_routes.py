@@ -105,7 +105,7 @@ class _Asked:
         self._count = 0
 
     async def fetch(self) -> None:
-        """Asks, or takes the answer of whoever began to ask after this call."""
+        """Asks, or takes the answer that somebody else gets meanwhile."""
         count = self._count
         async with self._lock:
             if self._count == count:

@@ -109,7 +109,14 @@ def wire(app: App, settings: DeliverySettings) -> None:
     )
     marks = Marks(writer=writer, counts=counts, changes=offers, stored=stored)
     wishes = Wishes(GrpcPrefs(channels))
-    rows = Rows(writer=writer, follow_ups=store.follow_ups, wishes=wishes, metrics=metrics, now_us=counts.now_us)
+    rows = Rows(
+        writer=writer,
+        follow_ups=store.follow_ups,
+        wishes=wishes,
+        metrics=metrics,
+        now_us=counts.now_us,
+        retry_delays=settings.retry_delays,
+    )
     walker = PlanWalker(
         inbox=store.inbox,
         cells=store.steps,

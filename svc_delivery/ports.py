@@ -144,7 +144,8 @@ class MarkOutcome(msgspec.Struct, frozen=True, gc=False):
     """What became of one mark.
 
     Attributes:
-        unknown_ids: rows that are not in the inbox, in the mark's order.
+        unknown_ids: rows that are not in the inbox, in the mark's order; a store need not look for those of a mark
+            that is vouched for and only acks.
         changed: rows whose read or hidden cell has another value now, as they are now.
     """
 
@@ -262,7 +263,8 @@ class Inbox(Protocol):
         """Looks at up to `limit` of the oldest rows and as many decisions; removes those whose time is over.
 
         Rows have 90 days after their last change, decisions 30. Returns how many were removed; 0 means that there is
-        nothing more to do for now.
+        nothing more to do for now. A store that forgets by itself always says 0; its rows have 90 days from the time in
+        their id, whatever happens to them.
         """
         ...
 

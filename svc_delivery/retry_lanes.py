@@ -258,10 +258,11 @@ class Waiting:
         """Returns what makes room in a backlog: less urgent records, due, which are appended again behind all others.
 
         So what is urgent is reached in a lane that is longer than memory. Each is set back once: it is appended then
-        after it was due.
+        after it was due. While something urgent is at hand none is.
         """
         found: list[Held] = []
-        if 2 * self.due_count(now_us) < self._most_records:
+        urgent = self._by_due[0]
+        if 2 * self.due_count(now_us) < self._most_records or (urgent and urgent[0][0] <= now_us):
             return found
         for by_due in self._by_due[:0:-1]:
             for due_us, record_id in by_due:

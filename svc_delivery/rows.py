@@ -56,6 +56,7 @@ class Rows:
         wishes: Wishes,
         metrics: Metrics,
         now_us: Callable[[], int],
+        retry_delays: Sequence[float] = core.RETRY_DELAYS,
     ) -> None:
         """Holds on to its parts.
 
@@ -65,7 +66,9 @@ class Rows:
             wishes: asked before a row is written late.
             metrics: counts.
             now_us: the wall clock.
+            retry_delays: seconds from one try of a refused row to the next.
         """
+        self._retry_delays = retry_delays
         self._writer = writer
         self._follow_ups = follow_ups
         self._wishes = wishes
@@ -121,7 +124,8 @@ class Rows:
         refusal: RowsRefused,
         history: retries.History,
     ) -> Stored:
-        apart = retries.set_apart(batch, taken, refusal.reasons, now_us=self._now_us(), history=history)
+        now_us, delays = self._now_us(), self._retry_delays
+        apart = retries.set_apart(batch, taken, refusal.reasons, now_us=now_us, history=history, delays=delays)
         if taken.decisions:
             await self._writer.write([], None, taken.decisions)
         self._metrics.retried_rows["refused"].inc(len(refusal.reasons))

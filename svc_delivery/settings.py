@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from mesh.settings import ServiceSettings
+from svc_delivery.core import RETRY_DELAYS
 
 
 class DeliverySettings(ServiceSettings):
@@ -32,6 +33,10 @@ class DeliverySettings(ServiceSettings):
     )
     link_queue: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
         50_000, description="recipients that may wait for one gateway node, 100 to 1,000,000; more are not offered"
+    )
+    retry_delays: Annotated[tuple[float, ...], Field(min_length=1, max_length=10)] = Field(
+        RETRY_DELAYS,
+        description="seconds until a row that the store refuses is tried again, time after time; then it is given up",
     )
     write_limit: Annotated[float, Field(gt=0.0, le=60.0)] = Field(
         5.0, description="W: seconds within which the store must answer a write, above 0 to 60; later does not count"

@@ -47,6 +47,7 @@ class Flight:
         largest_span: int = LARGEST_SPAN,
         largest_piece: Callable[[], int] | None = None,
         answered: Callable[[float], None] | None = None,
+        restart_lost: bool = False,
     ) -> None:
         """Connects the lane with delivery.
 
@@ -62,6 +63,7 @@ class Flight:
             first_retry: bound of the first wait, in seconds, when something did not answer.
             largest_span: records read above those that do not end; they are kept in memory, and a crash repeats them.
             largest_piece: says how many recipients a batch may have now, larger ones are cut; None: they never are.
+            restart_lost: whether a lane whose position is lost goes on with what is left, once nothing is open.
             answered: told, with every batch that delivery answered, when its first record was appended.
         """
         self.lane = lane
@@ -90,6 +92,7 @@ class Flight:
         self._largest_span = largest_span
         self._largest_piece = largest_piece
         self._answered = answered
+        self._restart_lost = restart_lost
 
     async def run(self, work: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> None:
         """Works until `drain` was called.
@@ -126,14 +129,29 @@ class Flight:
                 return await self.reader.read(limit, self._read_wait)
             except PositionLost as failure:
                 # Never a silent jump: the lane stays where it is until an operator says so.
-                self._log.critical("position_lost", error=failure.message)
-                raise
+                restarts = self._restart_lost and not self._open
+                self._log.critical("position_lost", error=failure.message, restarts=restarts)
+                if not restarts:
+                    raise
+                await self._restart(attempt)
+                attempt += 1
             except Failure as failure:
                 self._metrics.retries["lane"].inc()
                 self._log.warning("lane_not_read", reason=failure.reason, error=failure.message)
                 await self.pause(attempt)
                 attempt += 1
         return ()
+
+    async def _restart(self, attempt: int) -> None:
+        """Goes on with the first record that is left. Nothing is open: positions of another lane would be mixed up."""
+        try:
+            await self.reader.restart()
+        except Failure as failure:
+            self._log.warning("lane_not_restarted", reason=failure.reason, error=failure.message)
+            await self.pause(attempt)
+        else:
+            self._low_water = LowWater()
+            self._committed.clear()
 
     def begin(self, record: Stored, event_id: str) -> bool:
         """Takes a record on; it is open until `close`, whatever its batches do.

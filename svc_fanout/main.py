@@ -212,6 +212,7 @@ class _Wiring:
             trace=trace,
             largest_piece=self._largest_piece if lane in _BULK_LANES else None,
             answered=self._high_answered if lane in _HIGH_LANES else None,
+            restart_lost=settings.lost_positions == "restart",
         )
 
     def _largest_piece(self) -> int:

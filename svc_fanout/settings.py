@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,11 @@ class FanoutSettings(ServiceSettings):
     positions_url: str = Field(
         "sqlite:///positions.db",
         description="where embedded lanes keep positions and parked records: sqlite:///path, relative to data_dir",
+    )
+    lost_positions: Literal["stop", "restart"] = Field(
+        "stop",
+        description="what becomes of a lane whose next record is gone, or that was made anew: stop ends the process; "
+        "restart goes on with the first record that is left, which loses what is gone",
     )
     categories_file: Path = Field(
         Path("deploy/categories.toml"), description="TOML file with the registry of categories"

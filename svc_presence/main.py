@@ -52,7 +52,7 @@ def wire(app: App, settings: PresenceSettings) -> None:
                 app.log.info("entries_swept", session_count=dropped)
 
     app.log.info("store_chosen", store_url=settings.store_url)
-    app.dependencies.watch("presence", settings.store_url, store)
+    app.dependencies.watch("store", settings.store_url, store)
     app.resource("store", store.open, store.close)
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.supervise("sweep", sweep)

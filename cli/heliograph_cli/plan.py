@@ -43,6 +43,7 @@ class Choices(msgspec.Struct, frozen=True):
         trace: log every step of every event.
         categories: registry of categories.
         producers: registry of producers.
+        stores: flags of services that name stores outside; none: embedded.
     """
 
     direct: bool
@@ -53,6 +54,7 @@ class Choices(msgspec.Struct, frozen=True):
     trace: bool
     categories: Path
     producers: Path
+    stores: Mapping[str, tuple[str, ...]] = {}
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -236,6 +238,7 @@ def _service(
     argv += ["--drain-limit", str(_DRAIN_LIMIT_S), "--metrics-port", str(metrics_port)]
     argv += ["--direct"] if choices.direct else []
     argv += ["--trace-log"] if choices.trace else []
+    argv += choices.stores.get(service, ())
     return Process(
         name=name,
         kind="service",

@@ -11,13 +11,14 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from heliograph_cli import health, leftovers, record
 from heliograph_cli.console import Console
+from heliograph_cli.engines import DEFAULT_NAME, read_engines, service_flags
 from heliograph_cli.failures import FAILED, USAGE, CommandFailed
 from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, deploy_file, folders
 from heliograph_cli.plan import EDGE, SINGLE, Choices, Plan, Process, plan_direct
@@ -34,7 +35,13 @@ _DOWN_LIMIT_S = 90.0
 
 
 class UpOptions(msgspec.Struct, frozen=True):
-    """What `heliograph up` was asked for; None stands for what comes with the package."""
+    """What `heliograph up` was asked for; None stands for what comes with the package.
+
+    Attributes:
+        engines: file that says where the engines are; None: stores are embedded.
+        name: of this installation at the engines.
+        create: make what is missing there before the start.
+    """
 
     state_dir: Path = DEFAULT_STATE_DIR
     direct: bool = False
@@ -46,6 +53,9 @@ class UpOptions(msgspec.Struct, frozen=True):
     trace: bool = False
     quiet: bool = False
     ready_limit: float = READY_LIMIT_S
+    engines: Path | None = None
+    name: str = DEFAULT_NAME
+    create: bool = False
 
 
 async def up(options: UpOptions) -> None:
@@ -72,6 +82,8 @@ async def up(options: UpOptions) -> None:
         except StartError as error:
             raise CommandFailed(str(error), USAGE) from None
         _refuse_taken_ports(plan.processes)
+        if options.create:
+            await _create(choices, console)
         await _Run(options, place, choices, plan, console).run()
     finally:
         lock.release()
@@ -123,6 +135,7 @@ class _Run:
     async def run(self) -> None:
         """Runs until a signal, or until something cannot start."""
         mode = "direct, without sidecars" if self._options.direct else "with sidecars and edge"
+        mode += f", on the engines of {self._options.engines}" if self._options.engines is not None else ""
         self._console.head(
             f"heliograph: {len(SINGLE) + 1} services, {self._options.gateways} gateway nodes, {mode}; "
             f"state in {self._place.state}"
@@ -237,6 +250,7 @@ async def _prepare(options: UpOptions, place: Folders) -> tuple[Choices, Plan]:
         trace=options.trace,
         categories=_file(options.categories, "categories.toml"),
         producers=_file(options.producers, "producers.example.toml"),
+        stores=_stores(options),
     )
     if options.direct:
         return choices, plan_direct(choices, place)
@@ -245,6 +259,27 @@ async def _prepare(options: UpOptions, place: Folders) -> tuple[Choices, Plan]:
     topology = envoys.load(_file(options.topology, "topology.toml"), options.base_port)
     choices = msgspec.structs.replace(choices, base_port=topology.base_port, trust_domain=topology.trust_domain)
     return choices, await envoys.prepare(topology, choices, place)
+
+
+def _stores(options: UpOptions) -> Mapping[str, tuple[str, ...]]:
+    if options.engines is not None:
+        return service_flags(read_engines(options.engines), options.name)
+    if options.create:
+        raise CommandFailed("--create: there is nothing to make without --engines", USAGE)
+    return {}
+
+
+async def _create(choices: Choices, console: Console) -> None:
+    from heliograph_cli import stores
+
+    lines = await stores.create(stores.collect([], choices.stores), dry_run=False)
+    for line in lines:
+        if line.state == "done":
+            console.say(line.service, f"made {line.store}: {line.text}", False)
+    for line in lines:
+        if not stores.all_well([line]):
+            remedy = f"; {line.remedy}" if line.remedy else ""
+            raise CommandFailed(f"{line.service}: {line.store} at {line.url}: {line.text}{remedy}", FAILED)
 
 
 def _file(given: Path | None, name: str) -> Path:

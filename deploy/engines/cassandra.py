@@ -65,6 +65,17 @@ SMALL: Final[Mapping[str, Yaml]] = {
     "networking_cache_size": "16MiB",
     "native_transport_max_threads": 32,
 }
+# A node that refuses the writes to single partitions that are listed in system_distributed.partition_denylist: what an
+# operator stops a runaway partition with, and what the demo has a row refused with.
+DENYING: Final[Mapping[str, Yaml]] = {
+    "partition_denylist_enabled": True,
+    "denylist_writes_enabled": True,
+    "denylist_reads_enabled": False,
+    "denylist_range_reads_enabled": False,
+    "denylist_refresh": "1s",
+    # The list has three copies by default, wherever there are as many nodes.
+    "denylist_consistency_level": "ONE",
+}
 
 
 def settings(choices: Choices, number: int, folder: Path) -> dict[str, Yaml]:
@@ -77,6 +88,7 @@ def settings(choices: Choices, number: int, folder: Path) -> dict[str, Yaml]:
         **COMMON,
         **PROMISES,
         **SMALL,
+        **DENYING,
         "listen_address": host,
         "rpc_address": host,
         "storage_port": inner,
@@ -159,13 +171,20 @@ def _flags(choices: Choices, java: Java | None) -> list[str]:
         *(word for one in _OPENS for word in ("--add-opens", f"{one}=ALL-UNNAMED")),
         *("-Djdk.attach.allowAttachSelf=true", "-Dio.netty.tryReflectionSetAccessible=true"),
         "-Dcassandra-foreground=yes",
+        *pace(choices.nodes),
+        # Else it measures this itself, for a second.
+        "-Dcassandra.memtable.row_overhead_size=180",
+    ]
+
+
+def pace(nodes: int) -> list[str]:
+    """Returns the flags that keep a node from waiting for others at its start and end."""
+    return [
         # A node alone waits for nobody; of three, each gives the others this long.
-        f"-Dcassandra.ring_delay_ms={10_000 if choices.nodes > 1 else 0}",
+        f"-Dcassandra.ring_delay_ms={10_000 if nodes > 1 else 0}",
         "-Dcassandra.skip_wait_for_gossip_to_settle=0",
         "-Dcassandra.superuser_setup_delay_ms=0",
         "-Dcassandra.shutdown_announce_in_ms=0",
-        # Else it measures this itself, for a second.
-        "-Dcassandra.memtable.row_overhead_size=180",
     ]
 
 

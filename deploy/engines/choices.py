@@ -18,7 +18,8 @@ ENGINES: Final[tuple[EngineName, ...]] = ("kafka", "redis", "redis-cluster", "ca
 # The names by which engines.json gives their addresses.
 KEYS: Final[Mapping[EngineName, str]] = {name: name.replace("-", "_") for name in ENGINES}
 
-DEFAULT_BASE_PORT: Final = 7600
+# Above all ports of `heliograph up`.
+DEFAULT_BASE_PORT: Final = 7900
 LAST_BASE_PORT: Final = 65_000
 # Each engine's first port above the base; a Redis Cluster takes one for each node, and as many for its bus.
 OFFSETS: Final[Mapping[EngineName, int]] = {

@@ -1,4 +1,4 @@
-"""The command: start, stop, kill, restart, state, tool. The exit code is 1 when something is missing or fails."""
+"""The commands; the exit code is 1 when something is missing or fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.engines import jars, kafka
+from deploy.engines import compose, jars, kafka
 from deploy.engines.choices import (
     DEFAULT_BASE_PORT,
     LAST_BASE_PORT,
@@ -21,6 +21,9 @@ from deploy.engines.choices import (
 from deploy.engines.failures import EnginesFailed
 from deploy.engines.machine import look
 from deploy.engines.running import FILE, Engines, recall
+
+# Where the files lie that other programs read.
+DEPLOY = Path(__file__).resolve().parents[1]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,6 +45,10 @@ def main(arguments: Sequence[str]) -> int:
 def _act(given: argparse.Namespace, folder: Path) -> int:
     if given.command == "tool":
         return _tool(given.words, folder)
+    if given.command == "compose":
+        for name, content in compose.files().items():
+            (DEPLOY / name).write_text(content, encoding="utf-8")
+        return 0
     earlier = recall(folder)
     if given.command == "start":
         return _start(given, folder)
@@ -107,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (("kill", "end it with SIGKILL"), ("restart", "stop it in order, and start it")):
         commands.add_parser(name, help=text).add_argument("name", help="a server or an engine")
     commands.add_parser("state", help="ask every server; exit code 1 when one has no answer")
+    commands.add_parser("compose", help=f"write {compose.COMPOSE_FILE} and {compose.ADDRESSES_FILE} anew")
     tool = commands.add_parser("tool", help="run a class of Kafka's command-line tools")
     tool.add_argument("words", nargs=argparse.REMAINDER, metavar="CLASS ARGUMENTS")
     return parser

@@ -14,6 +14,8 @@ from deploy.engines.choices import Choices
 from deploy.engines.failures import EnginesFailed
 from deploy.engines.server import Server, identity
 
+# For who takes containers; any from 13 on does.
+IMAGE: Final = "postgres:15"
 _MEMORY_MIB: Final = 80
 
 # What a committed change rests on, said although it is the default: a test compares it.

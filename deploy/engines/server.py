@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from deploy.engines.choices import EngineName
 from deploy.engines.failures import EnginesFailed
 
-READY_LIMIT_S: Final = 90.0
+READY_LIMIT_S: Final = 180.0
 STOP_LIMIT_S: Final = 60.0
 _POLL_S: Final = 0.05
 _LOG_LINES: Final = 20

@@ -172,7 +172,8 @@ class LaneReader(Protocol):
     def partitions(self) -> frozenset[int]:
         """The partitions that this reader has now; what was read of another one is for somebody else to finish.
 
-        Empty before the first read, and for a moment whenever processes that share the lane come and go.
+        Empty before the first read. While processes that share the lane come and go, those it had before, until a read
+        knows better: what it keeps is not read again.
         """
         ...
 

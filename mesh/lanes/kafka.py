@@ -108,6 +108,7 @@ class KafkaLaneWriter:
     async def close(self) -> None:
         """Finishes the appends under way and disconnects; harmless when not open."""
         await self._feed.close()
+        await self._look.close()
         await self._admin.close()
 
     async def _trim(self, before_time: float) -> int:
@@ -140,8 +141,11 @@ class KafkaLaneWriter:
         return parts
 
     def _appended(self, partition: int, offset: int, rows: Sequence[Row]) -> None:
-        for index in sorted({0, len(rows) - 1}):
-            self._look.passed(partition, offset + index, rows[index][2] / 1000)
+        first = 0
+        for index in range(1, len(rows) + 1):
+            if index == len(rows) or rows[index][2] != rows[first][2]:
+                self._look.passed(partition, offset + first, offset + index - 1, rows[first][2] / 1000)
+                first = index
 
     def _unavailable(self, failure: KafkaUnavailable) -> LaneUnavailable:
         return LaneUnavailable(f"lane {self._name}: {failure.message}", unknown=failure.unknown)

@@ -16,29 +16,42 @@ from mesh.lanes import Stored, position_of
 
 # Ages are exact to this.
 _STEP_S: Final = 0.05
+# Between two samples this far apart nothing is known: other processes append, too.
+_GAP_S: Final = 0.25
 _MOST_TIMES: Final = 20_000
+# So long a record that was looked at stands for those behind it.
+_LOOK_S: Final = 1.0
+_PEEK_BYTES: Final = 64 * 1024
 
 
 class Times:
     """When records of one partition were appended, known from those that passed through this process."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, float]] = deque(maxlen=_MOST_TIMES)
-        self._last = -1
+        # first and last offset, and the time of both, within a step
+        self._samples: deque[list[float]] = deque(maxlen=_MOST_TIMES)
 
-    def add(self, offset: int, time: float) -> None:
-        """Notes a record."""
-        self._last = max(self._last, offset)
-        if not self._samples or abs(time - self._samples[-1][1]) >= _STEP_S:
-            self._samples.append((offset, time))
+    def add(self, first: int, last: int, time: float) -> None:
+        """Notes records that lie next to each other and are of one time."""
+        if self._samples:
+            newest = self._samples[-1]
+            if first <= newest[1]:
+                return
+            if first == newest[1] + 1 and abs(time - newest[2]) < _STEP_S:
+                newest[1] = last
+                return
+        self._samples.append([first, last, time])
 
     def at(self, offset: int) -> float | None:
         """Returns about when this record was appended, None when that is not known; forgets those before it."""
-        if offset > self._last or not self._samples or offset < self._samples[0][0]:
-            return None
         while len(self._samples) > 1 and self._samples[1][0] <= offset:
             self._samples.popleft()
-        return self._samples[0][1]
+        if not self._samples or offset < self._samples[0][0]:
+            return None
+        first = self._samples[0]
+        if offset <= first[1] or (len(self._samples) > 1 and self._samples[1][2] - first[2] <= _GAP_S):
+            return first[2]
+        return None
 
 
 class Unfinished(msgspec.Struct, frozen=True):
@@ -78,15 +91,25 @@ class Look:
         self._admin = admin
         self._topic = topic
         self._clock = clock
-        self.times: dict[int, Times] = {}
-        self._looked: dict[int, tuple[int, float]] = {}
+        self._peek = Replay(cluster, topic, page_bytes=_PEEK_BYTES)
+        self._times: dict[int, Times] = {}
+        # partition → offset, its time, and until when it stands for those behind it
+        self._looked: dict[int, tuple[int, float, float]] = {}
 
-    def passed(self, partition: int, offset: int, time: float) -> None:
-        """Notes a record that passed through this process."""
-        times = self.times.get(partition)
+    def passed(self, partition: int, first: int, last: int, time: float) -> None:
+        """Notes records of one time that passed through this process."""
+        times = self._times.get(partition)
         if times is None:
-            times = self.times[partition] = Times()
-        times.add(offset, time)
+            times = self._times[partition] = Times()
+        times.add(first, last, time)
+
+    def forget(self, partition: int) -> None:
+        """Forgets what passed of a partition: from now on it comes from elsewhere."""
+        self._times.pop(partition, None)
+
+    async def close(self) -> None:
+        """Disconnects."""
+        await self._peek.close()
 
     async def spans(self) -> dict[int, tuple[int, int]]:
         """Returns for each partition the first record that is not committed, and the end.
@@ -117,11 +140,12 @@ class Look:
         unknown = {one: (firsts[one], firsts[one] + 1) for one, time in found.items() if time is None}
 
         def take(record: Fetched) -> bool:
-            self._looked[record.partition] = (record.offset, record.timestamp / 1000)
-            found[record.partition] = record.timestamp / 1000
+            time = record.timestamp / 1000
+            self._looked[record.partition] = (record.offset, time, self._clock.monotonic() + _LOOK_S)
+            found[record.partition] = time
             return True
 
-        await Replay(self._cluster, self._topic).read(unknown, take)
+        await self._peek.read(unknown, take)
         times = [time for time in found.values() if time is not None]
         return Unfinished(spans, max(0.0, self._clock.wall() - min(times)) if times else 0.0)
 
@@ -138,14 +162,20 @@ class Look:
                 found.append(stored(record))
             return len(found) < limit
 
-        await Replay(self._cluster, self._topic).read(await self.spans(), take)
+        replay = Replay(self._cluster, self._topic)
+        try:
+            await replay.read(await self.spans(), take)
+        finally:
+            await replay.close()
         return sorted(found, key=lambda one: one.position)
 
     def _known(self, partition: int, offset: int) -> float | None:
-        times = self.times.get(partition)
+        times = self._times.get(partition)
         known = None if times is None else times.at(offset)
-        if known is None and self._looked.get(partition, (-1, 0.0))[0] == offset:
-            return self._looked[partition][1]
+        if known is None and partition in self._looked:
+            looked, time, end = self._looked[partition]
+            if looked == offset or (looked < offset and self._clock.monotonic() < end):
+                return time
         return known
 
 

@@ -27,11 +27,11 @@ class Marks:
     """
 
     def __init__(self, cluster: Cluster, admin: Admin, lane: str, clock: Clock) -> None:
-        self._cluster = cluster
         self._admin = admin
         self._clock = clock
         self._topic = topic_of(cluster, MARKS)
         self._start = f"{lane}/"
+        self._replay = Replay(cluster, self._topic)
         self._feed = Feed(cluster, self._topic, what=f"lane {lane}: marks")
 
     async def load(self) -> dict[str, bytes]:
@@ -54,7 +54,7 @@ class Marks:
                     found[key] = record.value
             return True
 
-        await Replay(self._cluster, self._topic).read({0: (first.get(0, 0), end.get(0, 0))}, take)
+        await self._replay.read({0: (first.get(0, 0), end.get(0, 0))}, take)
         return found
 
     async def put(self, marks: Mapping[str, bytes | None]) -> None:
@@ -70,3 +70,4 @@ class Marks:
     async def close(self) -> None:
         """Disconnects."""
         await self._feed.close()
+        await self._replay.close()

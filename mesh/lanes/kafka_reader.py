@@ -53,6 +53,7 @@ class KafkaLaneReader:
         # partitions that came and are not looked at yet; None: there are none
         self._fresh: frozenset[int] | None = None
         self._came = asyncio.Event()
+        self._joining = asyncio.Lock()
         self._generation = -1
         self._unsure = False
         self._sure_until = 0.0
@@ -76,7 +77,7 @@ class KafkaLaneReader:
     @property
     def partitions(self) -> frozenset[int]:
         """The partitions that are read here; see the port."""
-        return frozenset(self._read) if self._fresh is None else frozenset()
+        return frozenset(self._read)
 
     def on_leave(self, finish: Callable[[], Awaitable[None]]) -> None:
         """Registers the last moment before partitions leave; see the port."""
@@ -184,8 +185,7 @@ class KafkaLaneReader:
             await self._ledger.forget_notes()
             await self._ledger.own(topic.id, mine)
             self._topic_id, self._lost = topic.id, None
-            for held in (self._read, self._committed, self._wanted, self._ever):
-                held.clear()
+            self._ever.clear()
             for partition, start in starts.items():
                 self._begin(consumer, partition, start)
             if self._fresh is fresh:
@@ -201,29 +201,33 @@ class KafkaLaneReader:
         self._leave = None
         await self._retire()
         await self._ledger.close()
+        await self._look.close()
         await self._admin.close()
 
     # ------------------------------------------------------------ the group
 
     async def _joined(self) -> GroupConsumer:
-        if self._consumer is None:
-            consumer = GroupConsumer(
-                self._cluster,
-                topic=self._topic,
-                group=self._topic,
-                member=self._ledger.instance,
-                revoked=self._revoked,
-                assigned=self._assigned,
-                changed=self._suspect,
-            )
-            await consumer.start()
-            self._consumer, self._generation = consumer, -1
-        return self._consumer
+        async with self._joining:
+            if self._consumer is None:
+                consumer = GroupConsumer(
+                    self._cluster,
+                    topic=self._topic,
+                    group=self._topic,
+                    member=self._ledger.instance,
+                    revoked=self._revoked,
+                    assigned=self._assigned,
+                    changed=self._suspect,
+                )
+                await consumer.start()
+                self._consumer = consumer
+            return self._consumer
 
     async def _retire(self) -> None:
         consumer, self._consumer = self._consumer, None
         self._fresh, self._generation = None, -1
         self._came.clear()
+        for held in (self._read, self._committed, self._wanted):
+            held.clear()
         if consumer is not None:
             await consumer.stop()
 
@@ -312,7 +316,7 @@ class KafkaLaneReader:
     def _begin(self, consumer: GroupConsumer, partition: int, offset: int) -> None:
         self._read[partition] = self._committed[partition] = offset - 1
         self._ever.setdefault(partition, offset - 1)
-        self._look.times.pop(partition, None)
+        self._look.forget(partition)
         consumer.seek(partition, offset)
 
     def _lose(self, cause: str) -> None:
@@ -339,7 +343,7 @@ class KafkaLaneReader:
                 consumer.seek(partition, page[0].offset)
                 continue
             for record in page:
-                self._look.passed(partition, record.offset, record.timestamp / 1000)
+                self._look.passed(partition, record.offset, record.offset, record.timestamp / 1000)
                 found.append(stored(record))
             self._read[partition] = page[-1].offset
             self._ever[partition] = max(self._ever[partition], page[-1].offset)

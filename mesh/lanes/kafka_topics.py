@@ -33,7 +33,7 @@ def topic_of(cluster: Cluster, lane: str) -> str:
 
 
 def settings_of(cluster: Cluster, lane: str) -> dict[str, str]:
-    """Returns what a topic is made with."""
+    """Returns what a topic must be set to."""
     found = {
         "min.insync.replicas": str(min(2, cluster.replicas)),
         "unclean.leader.election.enable": "false",
@@ -42,6 +42,13 @@ def settings_of(cluster: Cluster, lane: str) -> dict[str, str]:
     if lane == MARKS:
         return found | {"cleanup.policy": _COMPACT}
     return found | {"cleanup.policy": "delete", "retention.ms": str(RETENTION_MS), "retention.bytes": "-1"}
+
+
+def made_with(cluster: Cluster, lane: str) -> dict[str, str]:
+    """Returns what a topic is made with: what it must be set to, and what is good for it."""
+    # Marks are read whole: they are cleaned soon, and only closed segments are.
+    small = {"segment.bytes": str(4 * LARGEST_BATCH_BYTES), "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
+    return settings_of(cluster, lane) | (small if lane == MARKS else {})
 
 
 def judge(cluster: Cluster, lane: str, topic: Topic | None, settings: Mapping[str, str]) -> Finding:
@@ -126,7 +133,7 @@ class KafkaLaneAdmin:
                     name,
                     partitions=partitions,
                     replicas=self._cluster.replicas,
-                    settings=settings_of(self._cluster, lane),
+                    settings=made_with(self._cluster, lane),
                 ):
                     made.append(f"topic {name}: {partitions} partitions, {self._cluster.replicas} replicas")
             if made and not dry_run:

@@ -76,6 +76,7 @@ def open_store(
     scheme = _scheme(url)
     _check_lanes(scheme, follow_ups_url)
     rows: RowStore
+    before: FollowUps | None = None
     if scheme in _CASSANDRA:
         # Imported when it is chosen: its drivers may not be installed.
         from svc_delivery.store.cassandra_store import CassandraStore
@@ -85,7 +86,7 @@ def open_store(
         file = SqliteStore(url, file_of(url, data_dir), limits=limits)
         if not follow_ups_url:
             return file
-        rows = file
+        rows, before = file, file.follow_ups
     return LaneStore(
         Part("store_url", url, rows),
         rows,
@@ -93,6 +94,7 @@ def open_store(
         data_dir=data_dir,
         run_dir=data_dir if run_dir is None else run_dir,
         clock=clock,
+        before=before,
     )
 
 
@@ -130,6 +132,11 @@ def _check_lanes(scheme: str, follow_ups_url: str) -> None:
     lanes, separator, _ = follow_ups_url.partition("://")
     if not separator or lanes not in ("sqlite", "kafka"):
         raise StoreUrlError(f"follow_ups_url: {_shown(follow_ups_url)!r} is no known lane; known: {KNOWN_LANES}")
+    if lanes == "kafka":
+        from mesh.kafka import parse_cluster
+
+        # Whoever opens lanes calls the setting by another name.
+        parse_cluster("follow_ups_url", follow_ups_url)
 
 
 def _shown(url: str) -> str:

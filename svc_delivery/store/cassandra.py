@@ -49,12 +49,17 @@ _DAY_SECONDS: Final = 86_400
 # One batch of one recipient: far below what a node takes as one mutation.
 _BATCH_ROWS: Final = 50
 _BATCH_BYTES: Final = 1 << 20
+# So many partitions are sent before others have a turn: encoding a statement takes the event loop's time.
+_BURST: Final = 32
 # Of one `in (...)`.
 _READ_ROWS: Final = 100
 # After a failure: long enough for a node that works, short enough to leave the caller's time alone.
 _PROBE_TIME: Final = 1.0
+_SOON: Final = 1.0
 
+# Index of a row → why it is not stored; indexes of the rows of a part → why that failed.
 _Refused: TypeAlias = dict[int, str]
+_Failure: TypeAlias = tuple[Sequence[int], StoreUnavailable]
 
 
 class CassandraInbox:
@@ -167,31 +172,36 @@ class CassandraInbox:
     # ------------------------------------------------------------ rows
 
     async def _write_rows(self, rows: Sequence[RowWrite], stamp: int) -> None:
-        parts = _parts(rows)
-        refused, failures = await self._put(rows, parts, stamp)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        refused, failures = await self._put(rows, _parts(rows), stamp)
         if not failures and not refused:
             return
-        apart = [index for part, error in failures if _may_be_one(part, error) for index in part]
-        single, lost = await self._put(rows, [[index] for index in apart], stamp)
-        refused |= single
-        lost += [(part, error) for part, error in failures if not _may_be_one(part, error)]
-        for part, error in lost:
+        away = [(part, error) for part, error in failures if not isinstance(error, StatementRefused)]
+        if away:
+            await self._probe(away[0][1])
+        again, lost = _sort_out(failures, soon=loop.time() - began < _SOON)
+        more_refused, more_lost = await self._put(rows, again, stamp)
+        refused |= more_refused
+        for part, error in (*lost, *more_lost):
             refused |= dict.fromkeys(part, error.message)
         if not refused:
             return
-        if len(refused) == len(rows):
-            # Nobody got through: is it these rows, or the store?
-            await self._probe(lost[0][1] if lost else None)
+        if len(refused) == len(rows) and not away:
+            # Nothing got through: is it these rows, or is the store not as it must be?
+            await self._probe(None)
         raise RowsRefused(refused)
 
     async def _put(
         self, rows: Sequence[RowWrite], parts: Sequence[Sequence[int]], stamp: int
-    ) -> tuple[_Refused, list[tuple[Sequence[int], StoreUnavailable]]]:
+    ) -> tuple[_Refused, list[_Failure]]:
         """Writes parts of a batch, each of one recipient; returns refused rows, and parts that are not stored."""
         refused: _Refused = {}
         sent: list[Sequence[int]] = []
         answers: list[Awaitable[None]] = []
-        for part in parts:
+        for count, part in enumerate(parts, start=1):
+            if count % _BURST == 0:
+                await asyncio.sleep(0)
             statements: list[Bound] = []
             for index in part:
                 try:
@@ -203,7 +213,7 @@ class CassandraInbox:
             if statements:
                 sent.append(part)
                 answers.append(self._session.batch(statements))
-        failures: list[tuple[Sequence[int], StoreUnavailable]] = []
+        failures: list[_Failure] = []
         for part, answer in zip(sent, await asyncio.gather(*answers, return_exceptions=True), strict=True):
             if isinstance(answer, StoreUnavailable):
                 failures.append((part, answer))
@@ -212,10 +222,10 @@ class CassandraInbox:
         return refused, failures
 
     async def _probe(self, error: StoreUnavailable | None) -> None:
-        """Returns when the store works apart from what was just refused.
+        """Returns when the store works apart from what has just failed.
 
         Raises:
-            StoreUnavailable: it does not.
+            StoreUnavailable: it does not; what may have been stored of the rows is unknown.
         """
         try:
             async with asyncio.timeout(_PROBE_TIME):
@@ -224,9 +234,22 @@ class CassandraInbox:
             raise error or StoreUnavailable("the store does not answer", outcome_unknown=True) from None
 
 
-def _may_be_one(part: Sequence[int], error: StoreUnavailable) -> bool:
-    """Whether one row may be to blame for its neighbours: then each is tried alone."""
-    return len(part) > 1 and isinstance(error, StatementRefused)
+def _sort_out(failures: Sequence[_Failure], *, soon: bool) -> tuple[list[Sequence[int]], list[_Failure]]:
+    """Returns what of a store that works is tried once more, and what is given up.
+
+    Rows that were refused together are tried alone: one of them is to blame. A partition that did not answer is tried
+    again when that was known soon, as when the node died that was asked; not when its time ran out.
+    """
+    again: list[Sequence[int]] = []
+    lost: list[_Failure] = []
+    for part, error in failures:
+        if isinstance(error, StatementRefused) and len(part) > 1:
+            again += [[index] for index in part]
+        elif isinstance(error, StatementRefused) or not soon:
+            lost.append((part, error))
+        else:
+            again.append(part)
+    return again, lost
 
 
 def _parts(rows: Sequence[RowWrite]) -> list[list[int]]:

@@ -165,18 +165,25 @@ class LaneFollowUps:
     async def _turn(self, now_us: int) -> Failure | None:
         """Reads on, moves what waits for longer than its lane, and commits; returns why a lane could not be read."""
         async with self._reading:
-            failure: Failure | None = None
-            for index, (lane, ends) in enumerate(self._lanes):
-                try:
-                    await self._read(index, ends.reader, now_us)
-                except Failure as lost:
-                    # The other lanes go on: what is due there has nothing to do with it.
-                    self._log.warning("retry_lane_not_read", lane=lane.name, reason=lost.reason, error=lost.message)
-                    failure = lost
-            await self._move()
+            # What was fetched is read and finished without any wait: in a backlog nobody else would have a turn.
+            await asyncio.sleep(0)
+            failure = await self._read_all(now_us)
+            if await self._move():
+                failure = await self._read_all(now_us)
             if self._clock.monotonic() - self._commit_time >= self._commit_interval:
                 await self.commit()
             return failure
+
+    async def _read_all(self, now_us: int) -> Failure | None:
+        failure: Failure | None = None
+        for index, (lane, ends) in enumerate(self._lanes):
+            try:
+                await self._read(index, ends.reader, now_us)
+            except Failure as lost:
+                # The other lanes go on: what is due there has nothing to do with it.
+                self._log.warning("retry_lane_not_read", lane=lane.name, reason=lost.reason, error=lost.message)
+                failure = lost
+        return failure
 
     async def _read(self, index: int, reader: LaneReader, now_us: int) -> None:
         self._waiting.keep_only(index, reader.partitions)
@@ -188,19 +195,20 @@ class LaneFollowUps:
             if len(stored) < limit:
                 return
 
-    async def _move(self) -> None:
-        """Appends again what has longer to wait than its lane's delay, and what makes room in a backlog."""
+    async def _move(self) -> bool:
+        """Appends again what has longer to wait than its lane's delay, or what makes room in a backlog."""
         now_us = self._now_us()
         moved = self._waiting.outstayed(now_us, _MOVED) or self._waiting.surplus(now_us, _MOVED)
         if not moved:
-            return
+            return False
         try:
             await self.append([held.again() for held in moved])
         except LaneUnavailable as failure:
             self._log.warning("follow_ups_not_moved", record_count=len(moved), error=failure.message)
-            return
+            return False
         for held in moved:
             self._waiting.finish(held.record.record_id)
+        return True
 
     async def _commit_lane(self, index: int, reader: LaneReader) -> None:
         for point in self._waiting.commit_points(index):

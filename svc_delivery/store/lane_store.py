@@ -17,7 +17,7 @@ from mesh.errors import Failure
 from mesh.lanes import is_embedded, lane_stores, open_reader, open_writer, position_migrations
 from mesh.sqlite import Writer, file_of
 from mesh.stores import require
-from svc_delivery.ports import FollowUps, Inbox
+from svc_delivery.ports import FollowUps, FollowUpWrite, Inbox
 from svc_delivery.ports_channels import Steps
 from svc_delivery.ports_dead_letters import DeadLetters, Suspects
 from svc_delivery.retry_lanes import LANES
@@ -27,6 +27,8 @@ from svc_delivery.store.lane_suspects import LaneSuspects
 
 # Beside the embedded lanes: how far each was read.
 _POSITIONS = "retry-positions.db"
+_END_OF_TIME_US = 1 << 62
+_MOVED = 500
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -82,6 +84,7 @@ class LaneStore:
         data_dir: Path,
         run_dir: Path,
         clock: Clock,
+        before: FollowUps | None = None,
         lock_wait: float = 10.0,
     ) -> None:
         """Holds on to its parts.
@@ -93,10 +96,12 @@ class LaneStore:
             data_dir: where relative paths start.
             run_dir: where doorbells of embedded lanes are.
             clock: for what is due, and ages.
+            before: follow-ups beside the rows, from the time before there were lanes; they are moved when it opens.
             lock_wait: seconds to wait for a hand-over of embedded lanes.
         """
         self._part = part
         self._rows = rows
+        self._before = before
         self._lanes_url = lanes_url
         self._positions: Writer | None = None
         if is_embedded(lanes_url):
@@ -173,6 +178,8 @@ class LaneStore:
                     opened.push_async_callback(end.close)
             await self._suspects.begin()
             opened.push_async_callback(self._end)
+            if self._before is not None:
+                await _move(self._before, self._follow_ups)
             self._open = opened.pop_all()
 
     async def close(self) -> None:
@@ -184,3 +191,10 @@ class LaneStore:
         # A lane that cannot be used keeps the note of a crash: then the next start is careful for nothing.
         with contextlib.suppress(Failure):
             await self._suspects.end()
+
+
+async def _move(before: FollowUps, lanes: LaneFollowUps) -> None:
+    """Moves everything that waits onto the lanes; a crash in between repeats some of it."""
+    while records := await before.due(_END_OF_TIME_US, _MOVED):
+        await lanes.append([FollowUpWrite(one.due_us, one.record, expire_us=one.expire_us) for one in records])
+        await before.finish([one.record_id for one in records])

@@ -13,8 +13,9 @@ import pytest
 
 from svc_delivery.ports import AckLevel, Body, DecisionWrite, Inbox, MarkOutcome, MarkWrite, RowState
 from svc_delivery.store import InboxStore
-from tests.support.backends import InboxOpener, Opener, inbox_backends, swept_inbox_backends
+from tests.support.backends import InboxOpener, Opener, expiring_inbox_backends, inbox_backends, swept_inbox_backends
 from tests.support.inbox import ALICE, BASE_MS, BOB, DAY_US, NOW_US, make_id, make_key, make_row, numbers
+from tests.support.wait import until
 
 
 @pytest.fixture(params=inbox_backends())
@@ -27,6 +28,13 @@ async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener[Inbox
 @pytest.fixture(params=swept_inbox_backends())
 async def swept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Inbox]:
     """An empty inbox of each kind that forgets when it is swept."""
+    async with request.param(tmp_path)() as store:
+        yield store.inbox
+
+
+@pytest.fixture(params=expiring_inbox_backends())
+async def expiring(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Inbox]:
+    """An empty inbox of each kind that forgets by itself."""
     async with request.param(tmp_path)() as store:
         yield store.inbox
 
@@ -240,6 +248,27 @@ async def test_sweeping_removes_what_is_over_and_nothing_else(swept: Inbox) -> N
     assert len(await inbox.decisions("acme", make_id(1))) == 1
     assert await inbox.sweep(NOW_US + 101 * DAY_US, 4) == 3
     assert await inbox.decisions("acme", make_id(1)) == []
+
+
+async def test_what_is_over_goes_by_itself(expiring: Inbox) -> None:
+    """A row lives for what is left of its ninety days, marks that wait for it too; its head does not go back."""
+    inbox = expiring
+    almost = (BASE_MS + 1) * 1000 + 90 * DAY_US - 1_500_000
+    await inbox.write([make_row(1), make_row(86_400_000)], stamp=almost)
+    await mark(inbox, 2, stamp=almost + 1, read=True, vouched=True)
+    assert await shown(inbox, now_us=almost) == [86_400_000, 1]
+    assert await inbox.sweep(almost + 2_000_000, 100) == 0
+    await until(lambda: has_gone(inbox, 1), 15.0, "the row goes")
+    assert await shown(inbox, now_us=almost) == [86_400_000]
+    assert await inbox.bodies([make_key(1)]) == {}
+    assert list(await inbox.heads([ALICE])) == [almost + 1]
+    await inbox.write([make_row(2)], stamp=almost - 60_000_000)
+    assert not (await state(inbox, 2)).read
+
+
+async def has_gone(inbox: Inbox, number: int) -> bool:
+    """Whether a row of Alice's is not there."""
+    return list(await inbox.states([make_key(number)])) == [None]
 
 
 # ---------------------------------------------------------------- marks

@@ -107,8 +107,8 @@ async def test_a_killed_node_costs_nothing_that_was_acked(node: CassandraNode, c
     try:
         await until(lambda: len(writing.acked) > 2_000, 30.0, "rows are acked")
         await node.kill()
-        await until(lambda: len(writing.failures) > WRITERS, 3 * REQUEST_TIMEOUT, "calls fail")
-        await until(lambda: not session.connected, 10.0, "the loss is noticed")
+        await until(lambda: len(writing.failures) > WRITERS, 6 * REQUEST_TIMEOUT, "calls fail")
+        await until(lambda: not session.connected, 20.0, "the loss is noticed")
         await node.start()
         answered, before = time.monotonic(), len(writing.acked)
         await until(lambda: len(writing.acked) > before + 200, 20.0, "rows are acked again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -277,6 +278,32 @@ async def test_a_process_that_dies_leaves_its_partitions(cluster: Cluster) -> No
         async with opened_reader(cluster) as next_one:
             assert await next_one.begin_life() == 0
         await dead.close()
+
+
+async def test_a_stalled_process_comes_back(cluster: Cluster) -> None:
+    """Longer than the group waits for its heart: its partitions come back, and what was not committed comes again."""
+    async with opened_writer(cluster) as writer, opened_reader(cluster) as reader:
+        await writer.append([Record(b"%d" % number, b"%d" % number) for number in range(100)])
+        reading = Reading(reader)
+        async with running(reading):
+            await until(lambda: len(reading.positions) == 100, 20.0, "all came")
+        # One more record is read, and its commit comes too late.
+        await writer.append([Record(b"late", b"100")])
+        (late,) = await reader.read(10, 20.0)
+        threading.Event().wait(12.0)
+        await writer.append([Record(b"last", b"101")])
+        with contextlib.suppress(LaneUnavailable):
+            await reader.commit(late.position)
+        async with running(reading):
+            await until(lambda: 101 in reading.came.get(b"last", []), 30.0, "it reads on")
+            await until(lambda: _is_committed(reader), 20.0, "everything is committed")
+        assert set(map(len, reading.came.values())) == {1}
+
+
+async def _is_committed(reader: KafkaLaneReader) -> bool:
+    with contextlib.suppress(LaneUnavailable):
+        return (await reader.lag()).record_count == 0
+    return False
 
 
 async def _vanish(reader: KafkaLaneReader) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from heliograph.prefs.v1 import prefs_service_pb2 as pb
 from heliograph.prefs.v1 import prefs_service_pb2_grpc as stubs
+from heliograph_cli import stores
+from heliograph_cli.stores import Line, Target, all_well, collect
 from mesh import status
 from mesh.app import App
 from mesh.errors import Unavailable
@@ -24,7 +25,7 @@ from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.starts import DEPLOY, run_to_end, service_words
 from tests.support.wait import until
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(90)]
 
 AS_FANOUT = (("x-heliograph-caller", "svc/fanout"),)
 
@@ -38,13 +39,14 @@ async def server() -> AsyncIterator[PostgresServer]:
         yield made
 
 
-async def stores(verb: str, url: str, *options: str) -> tuple[int, list[tuple[str, str]]]:
-    """Runs `heliograph stores` for prefs; returns the exit code, and the state and text of each line."""
-    ended = await run_to_end(
-        "heliograph_cli", "stores", verb, "--service", "prefs", "--json", *options, "--", "--store-url", url
-    )
-    lines = [json.loads(line) for line in ended.out.splitlines()]
-    return ended.code, [(line["state"], line["text"]) for line in lines]
+def targets(url: str) -> list[Target | Line]:
+    """What `heliograph stores --service prefs` looks after."""
+    return collect(["prefs"], {"prefs": ["--store-url", url]})
+
+
+def said(lines: list[Line]) -> list[tuple[str, str]]:
+    """The state and the text of each line."""
+    return [(line.state, line.text) for line in lines]
 
 
 @asynccontextmanager
@@ -83,22 +85,27 @@ async def health(channel: grpc.aio.Channel, name: str) -> int:
     return int(answer.status)
 
 
-async def test_a_start_is_refused_until_the_command_made_what_is_missing(server: PostgresServer, run_dir: Path) -> None:
+async def test_a_start_is_refused_until_the_command_made_what_is_missing(
+    server: PostgresServer, run_dir: Path, tmp_path: Path
+) -> None:
     """Exit code 2 and one line that names the command; after it the service starts as it is."""
     url = server.url("wishes")
     words = service_words("prefs", run_dir, "--store-url", url)
     ended = await run_to_end("svc_prefs", *words)
     assert ended.code == 2
     place = f"preferences and subscriptions at {url}"
-    said = f"heliograph prefs: {place}: database wishes: is not there; make it with `heliograph stores create`"
-    assert ended.complaints == (said,)
+    line = f"heliograph prefs: {place}: database wishes: is not there; make it with `heliograph stores create`"
+    assert ended.complaints == (line,)
     made = ["database wishes", "schema heliograph", "migration 0001_wishes of prefs in schema heliograph"]
-    assert await stores("check", url) == (1, [("missing", "database wishes: is not there")])
-    assert await stores("create", url, "--dry-run") == (0, [("planned", one) for one in made])
-    code, lines = await stores("create", url)
-    assert (code, lines[:3]) == (0, [("done", one) for one in made])
-    assert {state for state, _ in lines[3:]} == {"ok"}
-    assert (await stores("migrate", url))[0] == 0
+    found = targets(url)
+    assert said(await stores.check(found)) == [("missing", "database wishes: is not there")]
+    assert said(await stores.create(found, dry_run=True)) == [("planned", one) for one in made]
+    lines = await stores.create(found, dry_run=False)
+    assert said(lines)[:3] == [("done", one) for one in made]
+    assert {line.state for line in lines[3:]} == {"ok"}
+    assert await stores.migrate(found, dry_run=False) == lines[3:]
+    async with prefs(url, run_dir, tmp_path) as channel:
+        assert await resolve(channel) == 1
 
 
 async def test_the_service_tells_that_its_store_is_gone_and_is_well_again_by_itself(
@@ -106,7 +113,7 @@ async def test_the_service_tells_that_its_store_is_gone_and_is_well_again_by_its
 ) -> None:
     """Calls say that they may be repeated, health names the dependency, and nobody restarts anything."""
     url = server.url(schema="wishes")
-    assert (await stores("create", url))[0] == 0
+    assert all_well(await stores.create(targets(url), dry_run=False))
     async with prefs(url, run_dir, tmp_path) as channel:
         serving = health_pb2.HealthCheckResponse.SERVING
 

@@ -13,7 +13,7 @@ from mesh.postgres_schema import Migration, SchemaAdmin
 from mesh.stores import Finding
 from tests.support.engines import urls
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(90)]
 
 FIRST = Migration(1, "one", "create table one (number integer primary key); insert into one values (1)")
 SECOND = Migration(2, "two", "alter table one add column name text default 'it''s'")

@@ -18,7 +18,7 @@ from svc_prefs.store.postgres_topics import SUBSCRIBERS, SUBSCRIPTIONS
 from tests.support.engines import urls
 from tests.support.wait import until
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(90)]
 
 NOW_US = 1_700_000_000_000_000
 REPLACE = f"select replace_preferences('acme', $1, 1, '', {NOW_US}, 100000, 600000000)"

@@ -16,7 +16,7 @@ from heliograph_cli.stores import Line, Target, all_well, collect
 from tests.support.engines import urls
 from tests.support.starts import run_to_end
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(90)]
 
 
 def targets(file: Path, name: str) -> list[Target | Line]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from heliograph.type.v1.notification_pb2 import PRIORITY_BULK, PRIORITY_HIGH, PRIORITY_NORMAL
+from svc_delivery import worker
 from svc_delivery.intake import Offer
 from svc_delivery.records import most_urgent
 from svc_delivery.worker import RECORDS
@@ -71,3 +72,19 @@ async def test_the_rest_goes_at_the_pace_of_the_links_the_urgent_part_first(deli
     events = [envelope.event_id for _, envelope, _ in delivery.nodes.offered]
     assert sorted(events) == sorted(id_of(number) for number in range(3 * COUNT) if number % 3)
     assert {seconds for seconds, _ in await delivery.waiting()} == {60.0}
+
+
+async def test_a_page_does_not_crowd_the_links_by_itself(tmp_path: Path) -> None:
+    """After so many deliveries no further record is taken; those left are looked at with the next page."""
+    names = [f"r{number}" for number in range(6)]
+    async with retrying(tmp_path) as made:
+        made.presence.where = {f"acme/{name}": ("n1",) for name in names}
+        for number in range(5):
+            await made.dispatch(envelope_of(number), to=names)
+        made.clock.advance(10.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(worker, "DELIVERIES", 10)
+            for offered in (12, 24, 30):
+                assert await made.worker.step()
+                assert made.offers.waiting == offered
+            assert not await made.worker.step()

@@ -14,7 +14,8 @@ from mesh.ids import from_text
 from tests.support.apps import Apps
 from tests.support.cluster import TENANT
 from tests.support.device import checksum, window
-from tests.support.shapes import BOTH, query, running
+from tests.support.shapes import BOTH, running
+from tests.support.stored import decisions
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -162,17 +163,16 @@ async def test_who_opted_out_gets_nothing_and_a_record_says_why(apps: Apps, publ
         wanted = await publisher.publish(category="newsletter", to="emil", title="weekly 2")
         marker = await publisher.publish(category="general", to="eva", title="something else")
 
-        def decided() -> list[tuple[object, ...]]:
-            return query(
-                apps.cluster,
-                "inbox.db",
-                "select tenant, reason, recipients from decisions where event_id = ?",
-                from_text(unwanted.event_id),
-            )
+        unwanted_id = from_text(unwanted.event_id)
 
-        await until(lambda: bool(decided()), 10.0, "the decision is recorded")
+        async def is_decided() -> bool:
+            return bool(await decisions(apps.cluster, TENANT, unwanted_id))
+
+        await until(is_decided, 10.0, "the decision is recorded")
         await phone.has(marker.event_id)
-        assert decided() == [(TENANT, SuppressReason.SUPPRESS_REASON_OPTED_OUT, "eva")]
+        assert await decisions(apps.cluster, TENANT, unwanted_id) == [
+            (TENANT, SuppressReason.SUPPRESS_REASON_OPTED_OUT, "eva")
+        ]
         assert phone.ids == [marker.event_id]
     assert [item.notification.notification_id for item in (await apps.list_inbox("eva")).items] == [marker.event_id]
     both = [wanted.event_id, unwanted.event_id]

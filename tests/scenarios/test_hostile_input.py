@@ -6,7 +6,6 @@ Whatever comes of it, it is bounded, and the neighbour gets exactly what is its 
 from __future__ import annotations
 
 import gzip
-import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
@@ -25,6 +24,7 @@ from tests.support.cluster import PRODUCER
 from tests.support.publishing import publish_request
 from tests.support.refusals import judge, refusal_of
 from tests.support.site import IN_A_MESH, Metadata, Site
+from tests.support.stored import everything
 
 INGEST = "/heliograph.ingest.v1.IngestService"
 MEBIBYTE = 1024 * 1024
@@ -174,24 +174,9 @@ async def test_what_is_not_known_is_not_kept(site: Site) -> None:
     (item,) = (await site.inbox("peggy")).items
     assert item.notification.content.title == "Known"
     assert CANARY not in item.SerializeToString()
-    rows = _rows(site, "lanes/normal.db") + _rows(site, "inbox.db") + _rows(site, "requests.db")
+    rows = await everything(site.cluster)
     assert any(b"Known" in row for row in rows), "the search finds what is there"
     assert [row for row in rows if CANARY in row] == []
-
-
-def _rows(site: Site, store: str) -> list[bytes]:
-    """Returns every row of an embedded store as bytes."""
-    path = site.cluster.place.data / store
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)
-    try:
-        tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
-        return [
-            b"|".join(cell if isinstance(cell, bytes) else str(cell).encode() for cell in row)
-            for table in tables
-            for row in connection.execute(f'select * from "{table}"')
-        ]
-    finally:
-        connection.close()
 
 
 # ---------------------------------------------------------------- edges of numbers

@@ -8,12 +8,11 @@ import pytest
 import pytest_asyncio
 
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationState
-from mesh.ids import from_text
 from tests.support.apps import Apps
 from tests.support.audience import audience, load
 from tests.support.cluster import Cluster
 from tests.support.ledger import Ledger
-from tests.support.shapes import BOTH, MESH, frozen, name_of, query, running
+from tests.support.shapes import BOTH, MESH, frozen, name_of, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -80,12 +79,11 @@ async def test_what_delivery_had_no_time_for_is_offered_when_its_follow_up_is_du
         # Delivery asks presence between row and offer, so this is where it stands when it is killed.
         with frozen(cluster, "presence"):
             receipt = await publisher.publish(category="general", to="late", title="killed in between")
-            id_ = from_text(receipt.event_id)
-            await until(
-                lambda: bool(query(cluster, "inbox.db", "select 1 from inbox where id = ?", id_)),
-                10.0,
-                "the row is durable",
-            )
+
+            async def is_durable() -> bool:
+                return bool(await cluster.inbox("late"))
+
+            await until(is_durable, 10.0, "the row is durable")
             before = await cluster.kill("delivery")
             assert phone.ids == []
         await cluster.wait_restarted(before)

@@ -15,8 +15,8 @@ from proto.breaking import baseline
 from tests.support import old_peer
 from tests.support.old_contract import generated, running
 from tests.support.publishing import publish_request
-from tests.support.shapes import query
 from tests.support.site import Site
+from tests.support.stored import records
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
 
@@ -79,10 +79,9 @@ async def test_records_in_todays_lanes_are_readable_to_the_baseline(site: Site) 
     request.event.audience.topic_ids.append(TOPIC)
     request.event.audience.excluded_recipient_ids.append("otto")
     event_id = (await site.publish(request)).event_id
-    rows = query(site.cluster, "lanes/normal.db", "select value from records order by position desc limit 20")
-    records = [value for (value,) in rows if isinstance(value, bytes)]
     name = "heliograph.ingest.v1.EventRecord"
-    messages = [{"name": name, "bytes": base64.b64encode(value).decode()} for value in records]
+    written = [one for one in await records(site.cluster, "normal") if event_id.encode() in one]
+    messages = [{"name": name, "bytes": base64.b64encode(value).decode()} for value in written]
     async with running("read", {"messages": messages}) as peer:
         seen = await peer.answers()
     found = next(one["json"] for one in seen if one["json"]["envelope"]["event_id"] == event_id)

@@ -84,9 +84,9 @@ class CassandraStore:
     """What `InboxStore` is for a file: the ports of delivery on one session."""
 
     def __init__(self, session: Session, beside: InboxStore) -> None:
-        self._cassandra = CassandraInbox(session, limits=Limits())
+        self.rows_only = CassandraInbox(session, limits=Limits())
         self._beside = beside
-        self.inbox: Inbox = _WithFollowUps(self._cassandra, beside.inbox)
+        self.inbox: Inbox = _WithFollowUps(self.rows_only, beside.inbox)
         self.follow_ups: FollowUps = beside.follow_ups
         self.suspects: Suspects = beside.suspects
         self.steps: Steps = CassandraSteps(session)
@@ -97,7 +97,7 @@ class CassandraStore:
     async def open(self) -> None:
         """Prepares what is used."""
         await self._beside.open()
-        await self._cassandra.load()
+        await self.rows_only.load()
 
     async def close(self) -> None:
         """Closes the file; whoever opened the session closes that."""

@@ -1,16 +1,19 @@
 """A whole Heliograph as processes, for scenarios: `heliograph up` with folders and ports of its own.
 
 In the shape `processes` services speak directly, in the shape `mesh` through Envoys with TLS; the same scenario runs
-in both. Must not reach into a service: scenarios see what producers, recipients and operators see, and send signals.
+in both, and with STORES=engines on the real engines. Must not reach into a service: scenarios see what producers,
+recipients and operators see, and send signals.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,9 +24,11 @@ import heliograph_cli
 from heliograph.delivery.v1 import inbox_service_pb2, inbox_service_pb2_grpc
 from heliograph_cli import record
 from heliograph_cli.connection import Actor, Connection, Reach, connect, sign
+from heliograph_cli.engines import read_engines, service_urls
 from heliograph_cli.folders import Folders, folders
 from heliograph_cli.record import ProcessRecord, UpRecord
 from heliograph_client import Publisher, Subscriber, Update
+from tests.support import engines
 from tests.support.wait import until
 
 Shape = Literal["processes", "mesh"]
@@ -31,6 +36,8 @@ Shape = Literal["processes", "mesh"]
 TENANT = "acme"
 PRODUCER = "demo"
 START_LIMIT_S = 25.0
+# Topics, keyspace and schema are made first, and drivers are loaded.
+START_LIMIT_ON_ENGINES_S = 60.0
 STOP_LIMIT_S = 20.0
 
 # Below the range that the system takes ports for outgoing connections from. A mesh needs all offsets of its topology.
@@ -65,6 +72,9 @@ class Cluster:
         self.shape = shape
         self.place: Folders = folders(folder / "state", str(folder))
         self.base_port = free_base_port()
+        self.on_engines = on_engines(os.environ)
+        # Names of its own: clusters that follow one another share the engines and nothing else.
+        self.name = f"t{uuid.uuid4().hex[:12]}"
         self._gateways = gateways
         self._trace = trace
         self._arguments = arguments
@@ -90,13 +100,14 @@ class Cluster:
         Raises:
             AssertionError: it does not; the text has what `up` said.
         """
+        limit = START_LIMIT_ON_ENGINES_S if self.on_engines else START_LIMIT_S
         up = await self.launch()
         try:
-            await until(lambda: up.returncode is not None or self._serves(up.pid), START_LIMIT_S, "everything to serve")
+            await until(lambda: up.returncode is not None or self._serves(up.pid), limit, "everything to serve")
         except AssertionError:
             up.kill()
             await up.wait()
-            raise AssertionError(f"not ready within {START_LIMIT_S:g} s:\n{self.output()}") from None
+            raise AssertionError(f"not ready within {limit:g} s:\n{self.output()}") from None
         assert up.returncode is None, f"heliograph up ended with {up.returncode}:\n{self.output()}"
 
     async def launch(self) -> asyncio.subprocess.Process:
@@ -105,6 +116,8 @@ class Cluster:
         flags += ["--gateways", str(self._gateways), *self._arguments]
         flags += ["--direct"] if self.shape == "processes" else []
         flags += ["--trace"] if self._trace else []
+        if self.on_engines:
+            flags += ["--engines", str(self._engines_file()), "--name", self.name, "--create"]
         command = [sys.executable, "-m", "heliograph_cli", "up", *flags]
         with self._output.open("ab") as output:
             # The wrapper ends it with the test run, however that ends.
@@ -143,6 +156,11 @@ class Cluster:
         assert self._up is not None
         self._up.kill()
         await self._up.wait()
+
+    @property
+    def urls(self) -> Mapping[str, Mapping[str, str]]:
+        """The settings of each service by which it finds its stores at the engines."""
+        return service_urls(read_engines(self._engines_file()), self.name)
 
     def output(self) -> str:
         """Returns what `heliograph up` has said so far."""
@@ -262,9 +280,24 @@ class Cluster:
             raise
         return process.returncode or 0, output.decode(), errors.decode()
 
+    def _engines_file(self) -> Path:
+        """Writes down where the engines are, with as many copies as they can keep."""
+        path = self.place.state.parent / "engines.json"
+        found = engines.urls()
+        copies = found["kafka"].count(",") + 1
+        path.write_text(json.dumps({**found, "replicas": copies}), encoding="utf-8")
+        return path
+
     def _serves(self, pid: int) -> bool:
         found = record.read(self.place.record)
         return found is not None and found.pid == pid and found.state == "serving"
+
+
+def on_engines(environ: Mapping[str, str]) -> bool:
+    """Tells whether stores are at the engines: STORES is "engines"; without it they are embedded."""
+    asked = environ.get("STORES", "") or "embedded"
+    assert asked in ("embedded", "engines"), f"STORES={asked}: must be embedded or engines"
+    return asked == "engines"
 
 
 def free_base_port() -> int:

@@ -59,7 +59,7 @@ class UnsteadyLane:
         self.refuses: set[str] = set()
         self.unknown = False
         self.refused = 0
-        self.open, self.close, self.restart = reader.open, reader.close, reader.restart
+        self.open, self.close = reader.open, reader.close
         self.lag, self.parked, self.notes = reader.lag, reader.parked, reader.notes
         self.containing, self.on_leave = reader.containing, reader.on_leave
         self.begin_life, self.end_life = reader.begin_life, reader.end_life
@@ -79,6 +79,11 @@ class UnsteadyLane:
         """See the port."""
         self._check("commit")
         await self.reader.commit(position)
+
+    async def restart(self) -> None:
+        """See the port."""
+        self._check("restart")
+        await self.reader.restart()
 
     async def park(self, record: Stored, reason: str) -> None:
         """See the port."""
@@ -339,6 +344,7 @@ class Fanout:
             read_wait=0.02,
             first_retry=0.002,
             largest_span=self.options.get("largest_span", 1_000),
+            restart_lost=bool(self.options.get("restart_lost", False)),
             largest_piece=(lambda: self.options["largest_piece"]) if "largest_piece" in self.options else None,
             answered=self.append_times.append,
         )

@@ -20,6 +20,8 @@ from tests.support.backends import Opener
 from tests.support.engines import urls
 from tests.support.inbox import NOW_US
 
+EMBEDDED = "sqlite:///lanes"
+
 
 def follow_up_backends() -> list[Any]:
     """Stores with follow-ups: data_dir → an opener; their clock stands at `NOW_US`."""
@@ -32,32 +34,40 @@ def follow_up_backends() -> list[Any]:
 
 def in_the_inbox(data_dir: Path) -> Opener[InboxStore]:
     """Rows and follow-ups in one file."""
-    return _opener(data_dir, "", None)
+    return _opener(data_dir, "")
 
 
-def on_embedded_lanes(data_dir: Path, clock: ManualClock | None = None) -> Opener[InboxStore]:
+def on_embedded_lanes(data_dir: Path) -> Opener[InboxStore]:
     """Rows in a file, follow-ups on lanes in files."""
-    return _opener(data_dir, "sqlite:///lanes", clock)
+    return _opener(data_dir, EMBEDDED)
 
 
-def on_kafka(data_dir: Path, clock: ManualClock | None = None) -> Opener[InboxStore]:
+def on_kafka(data_dir: Path) -> Opener[InboxStore]:
     """Rows in a file, follow-ups on lanes in the Kafka of this run that nobody has used."""
-    url = f"{urls()['kafka'].rstrip('/')}/test-{secrets.token_hex(6)}?partitions=2&replicas=1"
-    return _opener(data_dir, url, clock)
+    return _opener(data_dir, fresh_kafka())
 
 
-def _opener(data_dir: Path, follow_ups_url: str, clock: ManualClock | None) -> Opener[InboxStore]:
-    now = ManualClock(wall=NOW_US / 1e6) if clock is None else clock
-    admins = list(store_admins("sqlite:///inbox.db", follow_ups_url))
+def fresh_kafka() -> str:
+    """Lanes in the Kafka of this run that nobody has used, and that are not made yet."""
+    return f"{urls()['kafka'].rstrip('/')}/test-{secrets.token_hex(6)}?partitions=2&replicas=1"
+
+
+async def make(follow_ups_url: str) -> None:
+    """Makes lanes that are in an engine."""
+    for admin in store_admins("sqlite:///inbox.db", follow_ups_url):
+        await admin.create(dry_run=False)
+
+
+def _opener(data_dir: Path, follow_ups_url: str) -> Opener[InboxStore]:
+    clock = ManualClock(wall=NOW_US / 1e6)
 
     @contextlib.asynccontextmanager
     async def opener() -> AsyncIterator[InboxStore]:
         with tempfile.TemporaryDirectory(prefix="hg-") as run_dir:
             store = open_store(
-                "sqlite:///inbox.db", data_dir, follow_ups_url=follow_ups_url, run_dir=Path(run_dir), clock=now
+                "sqlite:///inbox.db", data_dir, follow_ups_url=follow_ups_url, run_dir=Path(run_dir), clock=clock
             )
-            while admins:
-                await admins.pop().create(dry_run=False)
+            await make(follow_ups_url)
             await store.open()
             try:
                 yield store

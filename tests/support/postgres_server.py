@@ -114,6 +114,13 @@ class PostgresServer:
         """Lets it go on."""
         self._signal_all(signal.SIGCONT)
 
+    async def limit_files(self, size: int | None) -> None:
+        """Lets no file of it grow beyond a size from now on, as a disk without room does; None takes that back."""
+        most = "unlimited" if size is None else str(size)
+        for pid in self._family():
+            with contextlib.suppress(AssertionError):  # one that has ended meanwhile
+                await self._run("prlimit", f"--pid={pid}", f"--fsize={most}:unlimited")
+
     async def reload(self, **options: str) -> None:
         """Changes settings while it runs; see `alter system`."""
         for name, value in options.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import signal
 import socket
 import ssl
@@ -25,14 +26,17 @@ from tests.support.wait import until
 _SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 # Quick enough for a test, slow enough for a busy machine.
 _NODE_TIMEOUT_MS = 1_000
+# Below those that the system gives to connections.
+_PORTS = (10_000, 32_000)
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens at now."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-    return port
+    """Returns a port that nobody listens at now, and that no outgoing connection will get."""
+    while True:
+        port = random.SystemRandom().randrange(*_PORTS)
+        with socket.socket() as bound, contextlib.suppress(OSError):
+            bound.bind(("127.0.0.1", port))
+            return port
 
 
 class RedisServer:
@@ -46,6 +50,8 @@ class RedisServer:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         self.port = free_port()
+        # Of a Cluster's servers among themselves.
+        self.bus_port = free_port()
         self.options = list(options)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -74,11 +80,14 @@ class RedisServer:
     async def _listens(self) -> bool:
         if self._process is None or self._process.poll() is not None:
             raise AssertionError(f"the server ended: {(self.folder / 'server.log').read_text()[-2_000:]}")
+        server = Server(self.host, Access())
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        except OSError:
-            return False
-        writer.close()
+            # Any answer: a password may be asked for.
+            await server.run([("PING",)])
+        except Lost as lost:
+            return lost.wrong
+        finally:
+            await server.close()
         return True
 
     async def ask(self, *commands: Command, access: Access | None = None) -> list[Reply]:
@@ -200,7 +209,7 @@ async def cluster(folder: Path, *, replicas: int = 1) -> AsyncIterator[list[Redi
         for server, (first, last) in zip(servers, _SLOTS, strict=False):
             await server.ask(("CLUSTER", "ADDSLOTSRANGE", first, last))
         for server in servers[1:]:
-            await servers[0].ask(("CLUSTER", "MEET", "127.0.0.1", server.port, server.port + 1))
+            await servers[0].ask(("CLUSTER", "MEET", "127.0.0.1", server.port, server.bus_port))
         await until(lambda: _agree(servers), limit_s=20.0, what="the cluster")
         (first_id,) = await servers[0].ask(("CLUSTER", "MYID"))
         assert isinstance(first_id, bytes)
@@ -217,7 +226,7 @@ def _cluster_server(folder: Path) -> RedisServer:
     server = RedisServer(folder)
     server.options += [
         "cluster-enabled yes",
-        f"cluster-port {server.port + 1}",
+        f"cluster-port {server.bus_port}",
         f"cluster-node-timeout {_NODE_TIMEOUT_MS}",
         "cluster-require-full-coverage no",
     ]

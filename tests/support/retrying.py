@@ -33,7 +33,7 @@ from svc_delivery.elsewhere import Elsewhere
 from svc_delivery.explain import Explainer
 from svc_delivery.metrics import Metrics
 from svc_delivery.offers import Offers
-from svc_delivery.ports import AckLevel, MarkWrite, RowKey, RowState
+from svc_delivery.ports import AckLevel, FollowUps, MarkWrite, RowKey, RowState
 from svc_delivery.ports_channels import Attempt, Outcome, Sent
 from svc_delivery.ports_dead_letters import DeadLetterRecord
 from svc_delivery.redrive import Redriver
@@ -130,6 +130,7 @@ class Retrying:
         presence: InProcessPresence | None = None,
         offer_limit: int = 10_000,
         clock: ManualClock | None = None,
+        follow_ups: FollowUps | None = None,
     ) -> None:
         self.store = store
         self.clock = ManualClock(wall=CLOCK_S) if clock is None else clock
@@ -189,7 +190,7 @@ class Retrying:
             now_us=self.now_us,
         )
         self.worker = FollowUpWorker(
-            follow_ups=store.follow_ups,
+            follow_ups=store.follow_ups if follow_ups is None else follow_ups,
             inbox=self.inbox,
             rows=self.rows,
             channels=self.walker,

@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -64,12 +63,3 @@ def frozen(cluster: Cluster, name: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-
-
-def query(cluster: Cluster, store: str, sql: str, *arguments: object) -> list[tuple[object, ...]]:
-    """Reads an embedded store beside the process that writes it."""
-    connection = sqlite3.connect(f"file:{cluster.place.data / store}?mode=ro", uri=True, timeout=5.0)
-    try:
-        return connection.execute(sql, arguments).fetchall()
-    finally:
-        connection.close()

@@ -8,10 +8,9 @@ next door got everything, once, over sessions that stayed open. Must not judge w
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +30,7 @@ from mesh.identity import CALLER_HEADER, TOKEN_HEADER
 from tests.support.cluster import PRODUCER, TENANT, Cluster, Shape
 from tests.support.device import Device, connected
 from tests.support.publishing import publish_request
+from tests.support.stored import appended_count
 from tests.support.wait import until
 
 Req = TypeVar("Req")
@@ -224,12 +224,12 @@ class Site:
         Args:
             stored: so many events were accepted inside, rightly; none of them is for a victim.
         """
-        positions, inboxes = self._positions(), await self._inboxes()
+        positions, inboxes = await self._appended_count(), await self._inboxes()
         gone = [device.closed for device in self.devices]
         assert gone == [None] * len(self.devices), "a device of the neighbour was closed before"
         frames = [len(device.ids) for device in self.devices]
         yield
-        assert sum(self._positions().values()) - sum(positions.values()) == stored
+        assert await self._appended_count() - positions == stored
         # One more event through every lane: what was appended before it is in an inbox by the time it arrives.
         ids = await self._greet()
         for device, before in zip(self.devices, frames, strict=True):
@@ -244,8 +244,14 @@ class Site:
     async def has_nothing_left(self) -> None:
         """Waits until fan-out has read every lane to its end, and checks that it could read everything there."""
         await until(self._caught_up, _LIMIT_S, "fan-out has nothing left to read")
-        with _reading(self.cluster.place.data / "positions.db") as connection:
-            assert connection.execute("select count(*) from parked").fetchone()[0] == 0
+        async with self.cluster.connection() as connection:
+            answer = await connection.call(
+                "fanout",
+                lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).ListParked,
+                fanout_service_pb2.ListParkedRequest(),
+                Actor("operator", OPERATOR),
+            )
+        assert list(answer.records) == []
 
     async def metric(self, process: str, name: str, **labels: str) -> float:
         """Returns a number that a process exports; 0 when it was never counted."""
@@ -258,12 +264,8 @@ class Site:
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return float(values.get(wanted, 0.0))
 
-    def _positions(self) -> Mapping[str, int]:
-        found = {}
-        for lane in _LANES:
-            with _reading(self.cluster.place.data / "lanes" / f"{lane}.db") as connection:
-                found[lane] = int(connection.execute("select coalesce(max(position), 0) from records").fetchone()[0])
-        return found
+    async def _appended_count(self) -> int:
+        return sum([await appended_count(self.cluster, lane) for lane in _LANES])
 
     async def _inboxes(self) -> list[bytes]:
         lists = await asyncio.gather(*(self.inbox(recipient, tenant) for tenant, recipient in VICTIMS))
@@ -283,15 +285,6 @@ class Site:
                 Actor("operator", OPERATOR),
             )
         return all(lane.record_count == 0 for lane in answer.lanes)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)
-    try:
-        yield connection
-    finally:
-        connection.close()
 
 
 @asynccontextmanager

@@ -11,6 +11,9 @@ import typer
 from heliograph_cli.commands.options import StateDir
 from heliograph_cli.folders import DEFAULT_STATE_DIR
 
+# As in heliograph_cli.engines, which help must not load.
+_NAME = "heliograph"
+
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
@@ -31,6 +34,11 @@ def up(
     trace: Annotated[bool, typer.Option("--trace", help="Log every step of every event.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and addresses only.")] = False,
     ready_limit: Annotated[float, typer.Option(min=1, help="Seconds until all must serve.")] = 60.0,
+    engines: Annotated[
+        Path | None, typer.Option(help="File that says where Kafka, Redis, Cassandra and PostgreSQL are.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="With --engines: prefix of topics and keys, keyspace, schema.")] = _NAME,
+    create: Annotated[bool, typer.Option("--create", help="With --engines: first make what is missing there.")] = False,
 ) -> None:
     """Run everything on this machine until Ctrl-C."""
     from heliograph_cli import up as running
@@ -46,6 +54,9 @@ def up(
         trace=trace,
         quiet=quiet,
         ready_limit=ready_limit,
+        engines=engines,
+        name=name,
+        create=create,
     )
     asyncio.run(running.up(options))
 

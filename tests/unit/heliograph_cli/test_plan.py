@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from heliograph_cli.folders import Folders
 from heliograph_cli.plan import Choices, Envoy, Node, Plan, node_ids, plan_direct, plan_mesh, stop_order
 
@@ -23,7 +25,7 @@ def _choices(*, direct: bool, gateways: int = 2, trace: bool = False) -> Choices
     )
 
 
-def _mesh() -> Plan:
+def _mesh(choices: Choices | None = None) -> Plan:
     names = [("ingest", "ingest"), ("gw-lab-7-0", "gateway"), ("edge", "edge")]
     envoys = [
         Envoy(
@@ -32,7 +34,7 @@ def _mesh() -> Plan:
         for name, service in names
     ]
     return plan_mesh(
-        _choices(direct=False, gateways=1),
+        choices or _choices(direct=False, gateways=1),
         FOLDERS,
         nodes=[Node("gw-lab-7-0", "127.0.0.1:17420")],
         envoys=envoys,
@@ -69,6 +71,18 @@ def test_direct_nodes_listen_on_ports_of_their_own() -> None:
     ports = [port for process in plan.processes for port in process.ports]
     assert len(ports) == len(set(ports))
     assert 7421 in node.ports
+
+
+def test_stores_outside_are_named_to_the_services_that_have_them() -> None:
+    """Each gets the flags of its own, in both shapes; the others none."""
+    stores = {"presence": ("--store-url", "redis://h/0"), "delivery": ("--store-url", "cassandra://h/k")}
+    for plan in (
+        plan_direct(msgspec.structs.replace(_choices(direct=True), stores=stores), FOLDERS),
+        _mesh(msgspec.structs.replace(_choices(direct=False, gateways=1), stores=stores)),
+    ):
+        named = {process.service: process for process in plan.processes if "--store-url" in process.argv}
+        assert set(named) == {"presence", "delivery"}
+        assert _option(named["delivery"].argv, "--store-url") == "cassandra://h/k"
 
 
 def test_registries_reach_the_services_that_read_them() -> None:

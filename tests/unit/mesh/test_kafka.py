@@ -81,6 +81,13 @@ def test_what_a_broker_refused_was_surely_not_done(error: Exception, *, unknown:
     assert not caught.value.unknown
 
 
+def test_brokers_that_are_too_old_are_told() -> None:
+    """Whichever way the client says that no version of a request fits."""
+    for error in (NotImplementedError("v0"), errors.IncompatibleBrokerVersion("v0")):
+        with pytest.raises(KafkaUnavailable, match=r"Kafka 3\.1 or newer"), translated("topics"):
+            raise error
+
+
 def test_a_failure_says_what_callers_branch_on() -> None:
     """Too large, denied, an old generation; another error of a program passes."""
     for error, name in (

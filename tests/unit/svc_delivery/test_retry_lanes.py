@@ -249,7 +249,7 @@ def test_what_another_process_has_is_forgotten() -> None:
 
 
 def test_in_a_backlog_what_is_not_urgent_makes_room_once() -> None:
-    """Bulk first; never high, nothing that was set back before, and nothing while there is room."""
+    """Bulk first; nothing that was set back before, nothing while there is room or something urgent is at hand."""
     waiting = Waiting(most_records=6)
     for offset, (priority, append_s) in enumerate(
         [
@@ -263,6 +263,9 @@ def test_in_a_backlog_what_is_not_urgent_makes_room_once() -> None:
         waiting.add(FIRST, stored(offset, -9, append_s=append_s, priority=priority))
     assert waiting.surplus(NOW_US, 100) == []
     waiting.add(FIRST, stored(5, 5, append_s=-99, priority=PRIORITY_BULK))
+    assert waiting.surplus(NOW_US, 100) == []
+    waiting.finish(record_id_of(FIRST, 0))
+    waiting.add(FIRST, stored(6, 5, append_s=-99, priority=PRIORITY_HIGH))
     assert places(waiting.surplus(NOW_US, 100)) == [(FIRST, 2), (FIRST, 4), (FIRST, 1)]
     assert places(waiting.surplus(NOW_US, 2)) == [(FIRST, 2), (FIRST, 4)]
     idle = Waiting(most_records=2)

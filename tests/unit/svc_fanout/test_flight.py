@@ -1,4 +1,4 @@
-"""Batches on their way: in pieces where they must be, and who hears of their answers."""
+"""What of a lane with several partitions is unfinished, and up to where each may be committed."""
 
 from __future__ import annotations
 
@@ -7,65 +7,135 @@ from pathlib import Path
 
 import pytest
 
-from mesh.errors import Unavailable
-from tests.support.dispatching import everything, refusal
-from tests.support.fanning import Fanout, fanning
-from tests.support.far_ends import running
-from tests.support.wait import until
+from mesh.lanes import Stored, position_of
+from mesh.telemetry import Telemetry
+from svc_fanout.flight import Flight
+from svc_fanout.metrics import Metrics
+from tests.support.dispatching import InProcessDelivery
+from tests.support.fanning import UnsteadyLane, fanning
+
+
+class SharedLane(UnsteadyLane):
+    """A lane that remembers what it was told to commit."""
+
+    commits: list[int]
+
+    async def commit(self, position: int) -> None:
+        """See the port."""
+        self._check("commit")
+        self.commits.append(position)
 
 
 @pytest.fixture
-async def fanout(tmp_path: Path, run_dir: Path) -> AsyncIterator[Fanout]:
-    """An empty lane and a process that is not running yet."""
-    async with fanning(tmp_path, run_dir) as made:
+async def lane(tmp_path: Path, run_dir: Path) -> AsyncIterator[SharedLane]:
+    """A lane whose records are made by the tests."""
+    async with fanning(tmp_path, run_dir) as fanout:
+        made = SharedLane(fanout.lane.reader, fanout.lane.writer)
+        made.commits = []
         yield made
 
 
-def sizes(fanout: Fanout) -> list[int]:
-    """How many recipients each batch that was sent has."""
-    return [
-        sum(len(group.recipient_ids) for dispatch in batch.dispatches for group in dispatch.groups)
-        for batch in fanout.delivery.batches
-    ]
+@pytest.fixture
+def advanced() -> list[int]:
+    """Positions of traced events that the commit passed, in order."""
+    return []
 
 
-async def test_a_large_batch_goes_in_pieces_and_needs_all_of_them(fanout: Fanout) -> None:
-    """The position moves when the last piece is answered, in whatever order that happens."""
-    await fanout.start_anew(largest_piece=500)
-    await fanout.append(1, recipient_ids=[f"r{number}" for number in range(1_200)])
-    async with running(fanout.run):
-        await fanout.dispatched(3)
-        assert sizes(fanout) == [500, 500, 200]
-        fanout.delivery.answer(2)
-        fanout.delivery.answer(0)
-        await until(lambda: fanout.count("deliveries_total", lane="normal") == 700)
-        assert (await fanout.lane.lag()).record_count == 1
-        fanout.delivery.answer(1)
-        await fanout.committed(0)
-    assert fanout.count("events_total", lane="normal") == 1
+@pytest.fixture
+def flight(lane: SharedLane, advanced: list[int]) -> Flight:
+    """Its flight; three records may be kept above those that do not end."""
+
+    def trace(step: str, **fields: object) -> None:
+        if step == "advanced":
+            advanced.append(int(str(fields["position"])))
+
+    return Flight(
+        lane="normal",
+        reader=lane,
+        delivery=InProcessDelivery(),
+        metrics=Metrics(Telemetry("fanout")),
+        batches_in_flight=8,
+        commit_interval=60.0,
+        trace=trace,
+        largest_span=3,
+    )
 
 
-async def test_a_large_audience_goes_in_pieces_too(fanout: Fanout) -> None:
-    """Slices were cut when they were planned; what is beside them now decides how they go."""
-    await fanout.start_anew(largest_piece=300, large_audience=1_000)
-    fanout.delivery.reply = everything
-    await fanout.append(1, recipient_ids=[f"r{number:04d}" for number in range(2_500)])
-    async with running(fanout.run):
-        await until(lambda: sum(sizes(fanout)) == 2_500)
-        await fanout.committed(0)
-    assert max(sizes(fanout)) == 300
+def stored(partition: int, offset: int) -> Stored:
+    """A record at a place."""
+    return Stored(position_of(partition, offset), b"", b"", 0.0)
 
 
-async def test_the_time_of_the_append_is_told_with_the_answer(fanout: Fanout) -> None:
-    """Once for each batch that was answered, and not for one whose stream broke."""
-    first = fanout.clock.wall()
-    await fanout.append(1, recipient_ids=["alice"])
-    fanout.clock.advance(5.0)
-    async with running(fanout.run):
-        await fanout.dispatched(1)
-        assert fanout.append_times == []
-        fanout.delivery.answer(0, refusal(0, Unavailable("not now", reason="STORE_UNAVAILABLE", retry_delay=0.001)))
-        await fanout.dispatched(2)
-        fanout.delivery.answer(1)
-        await fanout.committed(0)
-    assert fanout.append_times == [first, first]
+def begin(flight: Flight, partition: int, *offsets: int) -> list[bool]:
+    """Takes records on."""
+    return [flight.begin(stored(partition, offset), f"{partition}.{offset}") for offset in offsets]
+
+
+def close(flight: Flight, partition: int, *offsets: int) -> None:
+    """Finishes records."""
+    flight.close([position_of(partition, offset) for offset in offsets])
+
+
+async def test_each_partition_is_committed_by_itself(flight: Flight, lane: SharedLane, advanced: list[int]) -> None:
+    """What does not end in one holds nothing back in another; a point is committed once."""
+    begin(flight, 1, 5, 6)
+    begin(flight, 2, 5, 6)
+    close(flight, 1, 5, 6)
+    close(flight, 2, 6)
+    assert not await flight.commit(position_of(2, 6))
+    assert await flight.commit(position_of(1, 6))
+    assert lane.commits == [position_of(1, 6)]
+    assert advanced == [position_of(1, 5), position_of(1, 6)]
+    close(flight, 2, 5)
+    assert await flight.commit(position_of(2, 6))
+    assert lane.commits == [position_of(1, 6), position_of(2, 6)]
+    assert advanced[2:] == [position_of(2, 6), position_of(2, 5)]
+
+
+async def test_a_record_that_comes_again_is_not_begun_twice(flight: Flight, lane: SharedLane) -> None:
+    """Its partition went away and came back while it was worked on: that work ends it, and its end is committed."""
+    assert begin(flight, 1, 5, 6) == [True, True]
+    close(flight, 1, 6)
+    assert begin(flight, 1, 5, 6) == [False, True]
+    close(flight, 1, 6)
+    await flight.commit(position_of(1, 6))
+    assert lane.commits == []
+    close(flight, 1, 5)
+    assert await flight.commit(position_of(1, 6))
+    assert lane.commits == [position_of(1, 6)]
+
+
+async def test_the_span_is_that_of_all_partitions(flight: Flight) -> None:
+    """What is kept in memory counts, wherever it lies."""
+    seen: list[bool] = []
+    begin(flight, 1, 1, 2)
+    begin(flight, 2, 1_000_000)
+    seen.append(flight.span_is_full)
+    begin(flight, 3, 7)
+    seen.append(flight.span_is_full)
+    close(flight, 1, 1)
+    seen.append(flight.span_is_full)
+    assert seen == [False, True, False]
+
+
+async def test_what_is_done_is_committed_before_partitions_leave(
+    flight: Flight, lane: SharedLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader is given a commit to await."""
+    given: list[object] = []
+    monkeypatch.setattr(lane, "on_leave", given.append)
+    again = Flight(
+        lane="normal",
+        reader=lane,
+        delivery=InProcessDelivery(),
+        metrics=Metrics(Telemetry("fanout")),
+        batches_in_flight=8,
+        commit_interval=60.0,
+        trace=None,
+    )
+    begin(again, 1, 5)
+    close(again, 1, 5)
+    (finish,) = given
+    assert callable(finish)
+    await finish()
+    assert lane.commits == [position_of(1, 5)]

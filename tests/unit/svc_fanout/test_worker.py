@@ -298,6 +298,23 @@ async def test_a_lost_position_stops_the_worker(fanout: Fanout) -> None:
     assert fanout.sent() == [id_of(0)]
 
 
+async def test_an_operator_may_let_a_lane_begin_anew(fanout: Fanout) -> None:
+    """Told so, a process that begins with a lost position goes on with what is left, and commits it."""
+    fanout.delivery.reply = everything
+    await fanout.append(0)
+    async with running(fanout.run):
+        await fanout.committed(0)
+    await fanout.remake_lane()
+    await fanout.append(1, 2)
+    await fanout.start_anew(restart_lost=True)
+    fanout.lane.refuses = {"restart"}
+    async with running(fanout.run):
+        await until(lambda: fanout.lane.refused >= 2)
+        fanout.lane.refuses.clear()
+        await fanout.committed(0)
+    assert fanout.sent() == [id_of(0), id_of(1), id_of(2)]
+
+
 async def test_a_record_that_cannot_be_parked_holds_the_lane(fanout: Fanout) -> None:
     """While its bytes cannot be kept, nothing passes a broken record; afterwards the lane goes on."""
     fanout.delivery.reply = everything

@@ -7,7 +7,7 @@ import pytest
 from mesh.kafka import Cluster, parse_cluster
 from mesh.kafka_admin import Topic
 from mesh.lanes import lane_stores
-from mesh.lanes.kafka_topics import LARGEST_BATCH_BYTES, MARKS, judge, settings_of
+from mesh.lanes.kafka_topics import LARGEST_BATCH_BYTES, MARKS, judge, made_with, settings_of
 
 
 def cluster(replicas: int = 3) -> Cluster:
@@ -25,7 +25,7 @@ def topic(partitions: int = 4, replicas: int = 3) -> Topic:
 def test_what_is_made_passes_the_check(lane: str, replicas: int) -> None:
     """A topic as `create` makes it is right."""
     partitions = 1 if lane == MARKS else 4
-    found = judge(cluster(replicas), lane, topic(partitions, replicas), settings_of(cluster(replicas), lane))
+    found = judge(cluster(replicas), lane, topic(partitions, replicas), made_with(cluster(replicas), lane))
     assert (found.what, found.state, found.detail) == (f"topic hg.{lane}", "ok", "")
 
 
