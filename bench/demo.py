@@ -35,7 +35,7 @@ from bench.demo_report import Places, Teller
 from bench.demo_source import read_archive, read_source
 from bench.installation import Installation, chosen_engines
 from bench.measures import Spread, spread
-from heliograph_cli.engines import read_engines
+from heliograph_cli.engines import read_engines, service_urls
 from heliograph_cli.failures import CommandFailed
 from heliograph_client.publisher import Publisher
 from heliograph_client.tls import Tls
@@ -176,7 +176,8 @@ class Demo:
     def _store(self, listener: str) -> Refusing:
         if self._choices.engines is None:
             return RefusingStore(self._installation.folder / "data", join_key(TENANT, listener))
-        return DenyingStore(read_engines(self._choices.engines), self._installation.name, TENANT, listener)
+        urls = service_urls(read_engines(self._choices.engines), self._installation.name)
+        return DenyingStore(urls["delivery"]["store_url"], TENANT, listener)
 
     @property
     def _event_count(self) -> int:

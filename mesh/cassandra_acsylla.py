@@ -32,7 +32,7 @@ from mesh.cassandra import (
 from mesh.errors import StartError
 from mesh.stores import EngineUrl
 
-_CONNECT_TIMEOUT: Final = 5.0
+_CONNECT_TIMEOUT: Final = 3.0
 _HEARTBEAT: Final = 5
 _IDLE_TIMEOUT: Final = 8
 _PAGE: Final = 1_000
@@ -87,7 +87,7 @@ async def open_acsylla(url: EngineUrl, *, keyspace: str | None, timeout: float) 
     cluster = _cluster(url, timeout)
     session = None
     try:
-        session = await cluster.create_session(keyspace=keyspace)
+        session = await _begin(cluster, keyspace)
         versions, datacenter = await _nodes(session)
         check_versions(url, versions)
     except errors.CassException as error:
@@ -155,10 +155,10 @@ class AcsyllaSession:
                 last = time.monotonic()
             elif time.monotonic() - last > _LOST:
                 with contextlib.suppress(errors.CassException):
-                    fresh = await self._cluster.create_session(keyspace=self._keyspace)
+                    fresh = await _begin(self._cluster, self._keyspace)
                     old, self._session = self._session, fresh
                     self._prepared.clear()
-                    await old.close()
+                    await _end(old)
 
     async def _execute(self, text: str, values: Sequence[Value]) -> list[Row]:
         prepared = self._prepared.get(text) or await self._prepare(text)
@@ -317,6 +317,36 @@ def _drop(_: object) -> None:
     """Takes a line of the client's log."""
 
 
+async def _begin(cluster: Any, keyspace: str | None) -> Any:
+    """Connects; a session that nobody waits for any more is closed."""
+    beginning = asyncio.ensure_future(cluster.create_session(keyspace=keyspace))
+    try:
+        return await _to_the_end(beginning)
+    except asyncio.CancelledError:
+        if beginning.exception() is None:
+            await _end(beginning.result())
+        raise
+
+
+async def _end(session: Any) -> None:
+    with contextlib.suppress(errors.CassException):
+        await _to_the_end(asyncio.ensure_future(session.close()))
+
+
+async def _to_the_end(task: asyncio.Future[Any]) -> Any:
+    """Awaits connecting or closing; whoever gives up waits until that has ended.
+
+    A session that is let go before it has would stop the process for good: freeing it joins threads that do not end.
+    """
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
+
+
 async def _nodes(session: Any) -> tuple[Mapping[str, str], str]:
     (own,) = await session.execute(acsylla.create_statement(_LOCAL))
     peers = await session.execute(acsylla.create_statement(_PEERS))
@@ -331,8 +361,7 @@ _PEERS: Final = "select rpc_address, release_version, data_center from system.pe
 async def _close(cluster: Any, session: Any) -> None:
     if session is not None:
         # A session must be closed before its cluster's pipes: the client still writes into them.
-        with contextlib.suppress(errors.CassException):
-            await session.close()
+        await _end(session)
     cluster.destroy()
 
 

@@ -157,14 +157,27 @@ class Admin:
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
                     await admin.close()
 
-    async def topics(self, names: Sequence[str]) -> Mapping[str, Topic]:
+    async def brokers(self) -> Sequence[int]:
+        """Returns the brokers that are there.
+
+        Raises:
+            KafkaUnavailable: nobody answers.
+        """
+        answer = await self._ask("brokers", lambda admin: admin._send_request(_TopicsRequest([])))
+        return [node for node, *_ in answer.brokers]
+
+    async def topics(self, names: Sequence[str], *, broker: int | None = None) -> Mapping[str, Topic]:
         """Describes those of the topics that exist.
+
+        Args:
+            names: of the topics.
+            broker: who is asked; None: any. What was made a moment ago is not known to each.
 
         Raises:
             KafkaUnavailable: nobody answers, or an answer is no answer.
         """
         found: dict[str, Topic] = {}
-        answer = await self._ask("topics", lambda admin: admin._send_request(_TopicsRequest(names)))
+        answer = await self._ask("topics", lambda admin: admin._send_request(_TopicsRequest(names), broker))
         for error, name, topic_id, _, partitions, *_ in answer.topics:
             kind = kafka_errors.for_code(error)
             if kind is kafka_errors.UnknownTopicOrPartitionError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from mesh.errors import StartError
@@ -149,15 +149,20 @@ class KafkaLaneAdmin:
         return []
 
     async def _await_leaders(self, admin: Admin) -> None:
-        """Brokers learn of new topics a moment after the controller has made them."""
+        """Brokers learn of new topics a moment after the controller has made them, each by itself."""
         names = {topic_of(self._cluster, lane) for lane in self._lanes}
-        with contextlib.suppress(TimeoutError):
+        # They are made, whatever becomes of the wait.
+        with contextlib.suppress(TimeoutError, KafkaUnavailable):
             async with asyncio.timeout(_LEADER_LIMIT_S):
-                while True:
-                    topics = await admin.topics(sorted(names))
-                    if topics.keys() == names and all(min(one.leaders.values()) >= 0 for one in topics.values()):
-                        return
-                    await asyncio.sleep(_LEADER_PAUSE_S)
+                for broker in await admin.brokers():
+                    while True:
+                        if _is_led(await admin.topics(sorted(names), broker=broker), names):
+                            break
+                        await asyncio.sleep(_LEADER_PAUSE_S)
 
     def _refused(self, failure: KafkaUnavailable) -> StartError:
         return StartError(f"{self.what}: {failure.message}; see that it runs, and that the URL and its files are right")
+
+
+def _is_led(topics: Mapping[str, Topic], names: Collection[str]) -> bool:
+    return all(name in topics and min(topics[name].leaders.values(), default=-1) >= 0 for name in names)

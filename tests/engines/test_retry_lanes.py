@@ -65,6 +65,8 @@ async def test_processes_share_what_is_due_and_take_over(tmp_path: Path) -> None
     lanes = fresh_kafka()
     await make(lanes)
     async with process(tmp_path, lanes, "first") as first:
+        # Before its first look it has no partition of its own to append to.
+        assert await names(first) == set()
         before = await append(first, 0)
         await until(lambda: _has(first, before), 20.0)
         async with process(tmp_path, lanes, "second") as second:

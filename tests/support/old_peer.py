@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import importlib
 import json
 import pkgutil
@@ -35,6 +36,7 @@ _FORMS = {"json": "heliograph.v1.json", "proto": "heliograph.v1.proto"}
 # ---------------------------------------------------------------- messages
 
 
+@functools.cache
 def message_names() -> list[str]:
     """Lists every message of the contract that this program was built with."""
     found = []
@@ -47,6 +49,8 @@ def message_names() -> list[str]:
 
 def empty(full_name: str) -> Message:
     """Returns an empty message."""
+    # A message is known once its module was loaded.
+    message_names()
     return message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName(full_name))()
 
 

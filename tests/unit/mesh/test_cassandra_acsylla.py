@@ -41,6 +41,29 @@ async def test_a_node_that_is_not_there_is_one_line(nobody: int) -> None:
     assert "refused" in text
 
 
+async def test_a_start_that_is_given_up_ends() -> None:
+    """While a node takes the connection and says nothing; the client would stop the whole process for good."""
+    connected = asyncio.Event()
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await ended.wait()
+        writer.close()
+
+    ended = asyncio.Event()
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    opening = asyncio.ensure_future(
+        open_session(parse("delivery.store_url", f"cassandra+acsylla://127.0.0.1:{port}/inbox"))
+    )
+    await connected.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    ended.set()
+    server.close()
+
+
 async def test_hosts_must_have_the_same_port() -> None:
     """This client has one setting for the port; the other has one for each host."""
     assert "the same port on every host; or use cassandra://" in await refusal("127.0.0.1:9042,127.0.0.2:9043/inbox")
