@@ -19,6 +19,7 @@ from mesh.clock import Clock
 from mesh.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from mesh.streams import Bidi, accept
 from mesh.telemetry import logger
+from mesh.times import micros_of
 from svc_gateway import frames
 from svc_gateway.decisions import Offer
 from svc_gateway.lease import NodeLease
@@ -35,6 +36,10 @@ _FLUSH_DELAY = 0.005
 _MARK_WINDOW = 8
 # Offers made before other work of the event loop gets its turn.
 _OFFERS_IN_A_ROW = 500
+# S, the largest difference of two clocks in seconds: nothing is over before everybody agrees.
+_CLOCK_ALLOWANCE = 1.0
+# Seconds over which sessions compare their inboxes after a link has begun: a crash costs a device 30 s at most.
+_LOOK_WITHIN = 10.0
 # Delivery processes whose batch numbers are remembered after their link is gone.
 _REMEMBERED = 64
 
@@ -149,6 +154,8 @@ class GatewayLinks(pb_grpc.GatewayServiceServicer):
         self._links[name] = link
         link.begin(name, opened.delivery_epoch)
         self._gateway.metrics.links.set(len(self._links))
+        # While there was no link nothing was offered here, and an ack of the recipient's other device ended the matter.
+        self._gateway.look_soon(_LOOK_WITHIN)
         if lease.left:
             link.drain()
 
@@ -192,6 +199,10 @@ class GatewayLinks(pb_grpc.GatewayServiceServicer):
                 self._gateway.metrics.refused_draining.inc(len(keys))
                 refusals.append(_refusal(batch, index, pb.REFUSAL_KIND_DRAINING, []))
                 continue
+            if self._is_over(delivery):
+                # It waited out its time in a queue: a late offer helps nobody, and its row says the same.
+                self._gateway.metrics.expired.inc(len(keys))
+                continue
             absent, behind = self._offer(link, delivery)
             if absent:
                 self._gateway.metrics.refused_absent.inc(len(absent))
@@ -206,6 +217,12 @@ class GatewayLinks(pb_grpc.GatewayServiceServicer):
                 in_a_row = 0
                 await asyncio.sleep(0)
         self._gateway.metrics.accepted.inc(count)
+
+    def _is_over(self, delivery: pb.Delivery) -> bool:
+        envelope = delivery.envelope
+        if not envelope.HasField("expire_time"):
+            return False
+        return micros_of(envelope.expire_time) / 1e6 + _CLOCK_ALLOWANCE < self._clock.wall()
 
     def _offer(self, link: _Link, delivery: pb.Delivery) -> tuple[list[str], list[str]]:
         envelope = delivery.envelope

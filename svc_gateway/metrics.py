@@ -24,6 +24,7 @@ class Metrics:
         self.refused_absent = refused.labels("absent")
         self.refused_behind = refused.labels("behind")
         self.refused_draining = refused.labels("draining")
+        self.expired = telemetry.counter("deliveries_expired", "Those whose time was over before a session was asked")
         self.marks = telemetry.counter("marks", "Acks and marks of clients")
         self.marks_refused = telemetry.counter("marks_refused", "Mark frames for which there was no room")
         self.topics = telemetry.counter("topic_changes", "Frames about topics that became durable")

@@ -331,21 +331,14 @@ class Gateway:
 
     def restored(self, entries: Iterable[SessionEntry]) -> None:
         """Presence had lost these sessions: what came meanwhile was not offered here."""
-        for connection in self._named(entries):
+        for connection in self.sessions.named(entries):
             session = session_of(connection)
             self.run(connection, session, session.restored())
 
     def superseded(self, entries: Iterable[SessionEntry]) -> None:
         """The devices of these sessions have connected elsewhere."""
-        for connection in self._named(entries):
+        for connection in self.sessions.named(entries):
             self._supersede(connection)
-
-    def _named(self, entries: Iterable[SessionEntry]) -> Iterable[ClientConnection]:
-        for entry in entries:
-            connection = self.sessions.find(entry.recipient_key, entry.device_id)
-            # A device that came back meanwhile has another number.
-            if connection is not None and session_of(connection).connect_number == entry.connect_number:
-                yield connection
 
     # ------------------------------------------------------------ what the inbox brings
 
@@ -354,6 +347,13 @@ class Gateway:
         for connection, stamp in zip(connections, stamps, strict=True):
             session = session_of(connection)
             self.run(connection, session, session.head(stamp))
+
+    def look_soon(self, within: float) -> None:
+        """Every session has its head compared within so many seconds: what came may not have been offered here."""
+        now = self._clock.monotonic()
+        for connection in self.sessions:
+            session_of(connection).look_by(now + within * self._random())
+            self._wheel.schedule(connection)
 
     def replay_failed(self, connection: ClientConnection, failure: Failure) -> None:
         """A replay was not answered."""

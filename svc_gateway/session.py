@@ -364,6 +364,10 @@ class Session(msgspec.Struct, gc=False, eq=False):
                 decisions.append(SendPing())
         return decisions
 
+    def look_by(self, due: float) -> None:
+        """The next round comes by then, in monotonic seconds."""
+        self.round_due = min(self.round_due, shared.second(due))
+
     def _ending(self, now: float) -> Decisions:
         if self.state is _OPENING:
             # Silence breaks no rule: the hello of a client may wait unread where this node has too much to do.

@@ -5,9 +5,10 @@ Must not decide what happens to a session: `session.py` does. Steps 6 and 10 of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
+from heliograph.presence.v1.presence_service_pb2 import SessionEntry
 from svc_gateway.host import ClientConnection
 from svc_gateway.session import Session
 
@@ -42,6 +43,13 @@ class Sessions:
             if session_of(connection).device_id == device_id:
                 return connection
         return None
+
+    def named(self, entries: Iterable[SessionEntry]) -> Iterator[ClientConnection]:
+        """Goes through the sessions that presence names; a device that came back meanwhile has another number."""
+        for entry in entries:
+            connection = self.find(entry.recipient_key, entry.device_id)
+            if connection is not None and session_of(connection).connect_number == entry.connect_number:
+                yield connection
 
     def join(self, connection: ClientConnection) -> ClientConnection | None:
         """Adds a session; returns the one of the same device that it replaces."""

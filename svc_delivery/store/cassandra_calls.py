@@ -26,7 +26,7 @@ async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
     answers: list[T] = []
     for answer in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(answer, StatementRefused):
-            raise Unavailable(str(answer), reason="STORE_REFUSED") from None
+            raise Unavailable(str(answer), reason="STORE_UNAVAILABLE") from None
         if isinstance(answer, BaseException):
             raise answer
         answers.append(answer)

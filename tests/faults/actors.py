@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectResponse
 from heliograph.type.v1.notification_pb2 import NotificationState
 from heliograph_client import PreparedEvent, Publisher, Subscriber
-from heliograph_client.events import PriorityName
+from heliograph_client.events import PriorityName, build_event
 from heliograph_client.values import MarksConfirmed, Update
 from heliograph_client.wires import NotOpened, Wire
 from mesh.errors import (
@@ -91,8 +91,9 @@ class NotedSubscriber(Subscriber):
 class Screen:
     """One device of one recipient: what came to it, and what it showed."""
 
-    def __init__(self, device: Device, secret: bytes, recorder: Recorder) -> None:
+    def __init__(self, device: Device, secret: bytes, recorder: Recorder, clock: Callable[[], float] = now) -> None:
         self.device = device
+        self._now = clock
         self.sessions = 0
         self.shown: set[str] = set()
         self.subscriber: NotedSubscriber
@@ -120,14 +121,14 @@ class Screen:
                 gateway = frame.welcome.session_id.rpartition("-")[0]
                 self._recorder.add(
                     history.Connected(
-                        at=now(), device=self.device, session=self.sessions, gateway=gateway, known=self._known
+                        at=self._now(), device=self.device, session=self.sessions, gateway=gateway, known=self._known
                     )
                 )
             case "notify":
                 self._recorder.add(self._received(frame))
             case "replayed":
                 kind = history.Reloaded if frame.replayed.reload else history.Replayed
-                self._recorder.add(kind(at=now(), device=self.device, session=self.sessions))
+                self._recorder.add(kind(at=self._now(), device=self.device, session=self.sessions))
             case _:
                 pass
 
@@ -136,9 +137,16 @@ class Screen:
         if isinstance(update, MarksConfirmed) and self.sessions:
             self._recorder.add(
                 history.AckConfirmed(
-                    at=now(), device=self.device, session=self.sessions, notification_ids=tuple(update.ids)
+                    at=self._now(), device=self.device, session=self.sessions, notification_ids=tuple(update.ids)
                 )
             )
+
+    def mark_read(self, notification_id: str) -> None:
+        """Marks as a person would; raises as the SDK's."""
+        self.subscriber.mark_read(notification_id)
+        self._recorder.add(
+            history.Marked(at=self._now(), device=self.device, session=self.sessions, notification_id=notification_id)
+        )
 
     async def watch(self) -> None:
         """Shows what comes, until the subscriber is closed."""
@@ -146,7 +154,7 @@ class Screen:
             self.shown.add(notification.id)
             self._recorder.add(
                 history.Shown(
-                    at=now(),
+                    at=self._now(),
                     device=self.device,
                     session=self.sessions,
                     notification_id=notification.id,
@@ -158,14 +166,14 @@ class Screen:
         """Notes what the device has in the end."""
         ids = tuple(self.subscriber.inbox_ids)
         self._recorder.add(
-            history.FinalList(at=now(), device=self.device, notification_ids=ids, unread=self.subscriber.unread)
+            history.FinalList(at=self._now(), device=self.device, notification_ids=ids, unread=self.subscriber.unread)
         )
 
     def _received(self, frame: ConnectResponse) -> history.Received:
         message = frame.notify.notification
         text = message.content.body
         return history.Received(
-            at=now(),
+            at=self._now(),
             device=self.device,
             session=self.sessions,
             notification_id=message.notification_id,
@@ -178,7 +186,7 @@ class Screen:
 
     def _close(self) -> None:
         if self._welcomed:
-            self._recorder.add(history.Closed(at=now(), device=self.device, session=self.sessions))
+            self._recorder.add(history.Closed(at=self._now(), device=self.device, session=self.sessions))
 
 
 @asynccontextmanager
@@ -205,10 +213,20 @@ class Producer:
         open: contents that are not answered yet.
     """
 
-    def __init__(self, publisher: Publisher, *, tenant: str, name: str, secret: bytes, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        tenant: str,
+        name: str,
+        secret: bytes,
+        recorder: Recorder,
+        clock: Callable[[], float] = now,
+    ) -> None:
         self.accepted: dict[str, tuple[str, ...]] = {}
         self.open = 0
         self._publisher = publisher
+        self._now = clock
         self._tenant = tenant
         self._name = name
         self._secret = secret
@@ -223,27 +241,57 @@ class Producer:
         category: str = "general",
         priority: PriorityName = "normal",
         ordering_key: str = "",
+        ttl: float | None = None,
+        size: int = 0,
         limit: float = 60.0,
+        twins: int = 1,
     ) -> str | None:
-        """Publishes content `number` until it is answered, for so many seconds at most; returns its id."""
+        """Publishes content `number` until it is answered, for so many seconds at most; returns its id.
+
+        Args:
+            recipients: whom it is for.
+            number: of the content.
+            category: of the event.
+            priority: of the event.
+            ordering_key: of the event.
+            ttl: seconds after which it does not matter any more; None: it always does.
+            size: of the content, characters at least.
+            limit: seconds.
+            twins: so many calls with the same request are made side by side each time.
+        """
         nonce = f"{self._name}.{number}"
-        text = canary.body(self._secret, recipients, nonce)
-        prepared = self._publisher.prepare(
+        text = canary.body(self._secret, recipients, nonce, size)
+        event = build_event(
             category=category,
             to=list(recipients),
             title=f"event {number}",
             body=text,
             priority=priority,
             ordering_key=ordering_key,
+            ttl=ttl,
         )
+        prepared = self._publisher.prepare(event)
+        expire = None if ttl is None else self._now() + ttl
         self.open += 1
         try:
             async with asyncio.timeout(limit):
                 while True:
-                    answer = await self._try(
-                        prepared, nonce, text, recipients, category=category, priority=priority, key=ordering_key
+                    answers = await asyncio.gather(
+                        *(
+                            self._try(
+                                prepared,
+                                nonce,
+                                text,
+                                recipients,
+                                category=category,
+                                priority=priority,
+                                key=ordering_key,
+                                expire=expire,
+                            )
+                            for _ in range(twins)
+                        )
                     )
-                    if answer is not None:
+                    for answer in filter(None, answers):
                         self.accepted[answer] = tuple(recipients)
                         return answer
                     await asyncio.sleep(_RETRY_PAUSE_S)
@@ -262,12 +310,13 @@ class Producer:
         category: str,
         priority: PriorityName,
         key: str,
+        expire: float | None,
     ) -> str | None:
         self._tries += 1
         operation = f"{self._name}-{self._tries}"
         self._recorder.add(
             history.PublishInvoke(
-                at=now(),
+                at=self._now(),
                 operation=operation,
                 tenant=self._tenant,
                 producer=self._name,
@@ -279,6 +328,7 @@ class Producer:
                 recipients=tuple(recipients),
                 priority=_URGENCY[priority],
                 ordering_key=key,
+                expire=expire,
             )
         )
         try:
@@ -286,13 +336,15 @@ class Producer:
         except Failure as failure:
             # What was refused for what it is was refused before anything was done; of the rest nobody knows.
             kind = history.PublishFail if isinstance(failure, _REFUSALS) else history.PublishInfo
-            self._recorder.add(kind(at=now(), operation=operation, reason=failure.reason or type(failure).__name__))
-            if kind is history.PublishFail:
+            self._recorder.add(
+                kind(at=self._now(), operation=operation, reason=failure.reason or type(failure).__name__)
+            )
+            if kind is history.PublishFail and failure.reason != "EVENT_EXPIRED":
                 raise
             return None
         self._recorder.add(
             history.PublishOk(
-                at=now(), operation=operation, notification_id=receipt.event_id, repeated=receipt.replayed
+                at=self._now(), operation=operation, notification_id=receipt.event_id, repeated=receipt.replayed
             )
         )
         return receipt.event_id

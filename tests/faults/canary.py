@@ -16,9 +16,10 @@ def canary(secret: bytes, recipient: str, nonce: str) -> str:
     return hmac.new(secret, f"{recipient}\n{nonce}".encode(), hashlib.sha256).hexdigest()[:16]
 
 
-def body(secret: bytes, recipients: Sequence[str], nonce: str) -> str:
-    """Returns a content for recipients: its nonce, then the mark of each."""
-    return " ".join((nonce, *(canary(secret, recipient, nonce) for recipient in recipients)))
+def body(secret: bytes, recipients: Sequence[str], nonce: str, size: int = 0) -> str:
+    """Returns a content for recipients: its nonce, then the mark of each, then padding up to a size in characters."""
+    text = " ".join((nonce, *(canary(secret, recipient, nonce) for recipient in recipients)))
+    return f"{text} {'-' * (size - len(text) - 1)}" if size > len(text) + 1 else text
 
 
 def nonce_of(text: str) -> str:

@@ -160,8 +160,9 @@ def _is_about(event: history.Event, names: set[str], operations: set[str]) -> bo
 
 def _told(event: history.Event) -> str:
     fields = {name: value for name, value in msgspec.structs.asdict(event).items() if name != "at"}
-    if "device" in fields:
-        fields["device"] = "/".join(msgspec.structs.astuple(fields["device"]))
+    device = fields.get("device")
+    if isinstance(device, history.Device):
+        fields["device"] = f"{device.tenant}/{device.recipient}/{device.name}"
     return f"{type(event).__name__} " + " ".join(f"{name}={value}" for name, value in fields.items())
 
 

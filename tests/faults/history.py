@@ -148,6 +148,12 @@ class AckConfirmed(_DeviceEvent, frozen=True, tag="ack-confirmed"):
     notification_ids: tuple[str, ...]
 
 
+class Marked(_DeviceEvent, frozen=True, tag="marked"):
+    """A person marked a notification as read, or took that back; every device of theirs is told, with the row."""
+
+    notification_id: str
+
+
 class Closed(_DeviceEvent, frozen=True, tag="closed"):
     """The session is over."""
 
@@ -198,12 +204,14 @@ class FaultBegan(_Event, frozen=True, tag="fault"):
         fault: its row of the catalogue, or a word.
         target: what it hits.
         evidence: what was observed; empty: nothing shows that it happened.
+        device: it hits nothing but a device or the way to it: nothing waits for that on its way to the inbox.
     """
 
     operation: str
     fault: str
     target: str
     evidence: str = ""
+    device: bool = False
 
 
 class FaultEnded(_Event, frozen=True, tag="fault-end"):
@@ -264,7 +272,7 @@ class Letter(_Event, frozen=True, tag="dead-letter"):
     """A dead letter.
 
     Attributes:
-        tenant: whose.
+        tenant: whose; empty where it could not be read: a record that was put aside.
         recipient: whose; empty where it could not be read.
         notification_id: which; empty where it could not be read.
         reason: why.
@@ -280,6 +288,12 @@ class Letter(_Event, frozen=True, tag="dead-letter"):
     size: int
     source: str
     redriven: bool = False
+
+
+class Poisoned(_Event, frozen=True, tag="poisoned"):
+    """A record that nobody can read was put into a lane."""
+
+    lane: str
 
 
 class Position(_Event, frozen=True, tag="position"):
@@ -325,6 +339,7 @@ Event: TypeAlias = (
     | Replayed
     | Reloaded
     | AckConfirmed
+    | Marked
     | Closed
     | FinalList
     | WishInvoke
@@ -335,6 +350,7 @@ Event: TypeAlias = (
     | Unread
     | Terminal
     | Letter
+    | Poisoned
     | Position
     | Registry
     | Settled

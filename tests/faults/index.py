@@ -24,6 +24,7 @@ class Attempt(msgspec.Struct):
     invoke: history.PublishInvoke
     outcome: Outcome = "info"
     notification_id: str = ""
+    repeated: bool = False
     end: float | None = None
 
 
@@ -48,6 +49,11 @@ class Content(msgspec.Struct):
     def ids(self) -> list[str]:
         """The ids it was accepted under, each once."""
         return list(dict.fromkeys(attempt.notification_id for attempt in self.attempts if attempt.outcome == "ok"))
+
+    @property
+    def records(self) -> int:
+        """How often it was accepted as something new: each time it got a record of its own."""
+        return sum(attempt.outcome == "ok" and not attempt.repeated for attempt in self.attempts)
 
     @property
     def accept(self) -> float | None:
@@ -94,11 +100,14 @@ class Index:
         self.wishes: dict[Owner, list[Wish]] = defaultdict(list)
         self.sessions: dict[Device, list[Session]] = defaultdict(list)
         self.shown: dict[Device, list[history.Shown]] = defaultdict(list)
+        # how often each notification of a recipient was marked, and when first
+        self.marks: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self.lists: dict[Device, history.FinalList] = {}
         self.rows: dict[Owner, list[history.Row]] = defaultdict(list)
         self.unread: dict[Owner, history.Unread] = {}
         self.terminals: dict[tuple[str, str, str], history.Terminal] = {}
         self.letters: list[history.Letter] = []
+        self.poisoned: list[history.Poisoned] = []
         self.positions: list[history.Position] = []
         self.registries: list[history.Registry] = []
         self.settled: list[history.Settled] = []
@@ -118,6 +127,10 @@ class Index:
             for session in sessions:
                 for one in session.received:
                     yield device, session, one
+
+    def faults_of(self, *, device: bool) -> list[Fault]:
+        """Returns the faults of devices and the ways to them, or all others."""
+        return [fault for fault in self.faults.values() if fault.begin.device == device]
 
     @property
     def end(self) -> float:
@@ -144,6 +157,9 @@ class Index:
                 self.lists[event.device] = event
             case history.Shown():
                 self.shown[event.device].append(event)
+            case history.Marked():
+                owner = event.device.tenant, event.device.recipient
+                self.marks[*owner, event.notification_id].append(event.at)
             case (
                 history.Connected()
                 | history.Received()
@@ -162,6 +178,7 @@ class Index:
         | history.Unread
         | history.Terminal
         | history.Letter
+        | history.Poisoned
         | history.Position
         | history.Registry
         | history.Settled,
@@ -175,6 +192,8 @@ class Index:
                 self.terminals[event.tenant, event.recipient, event.notification_id] = event
             case history.Letter():
                 self.letters.append(event)
+            case history.Poisoned():
+                self.poisoned.append(event)
             case history.Position():
                 self.positions.append(event)
             case history.Registry():
@@ -200,6 +219,7 @@ class Index:
         match event:
             case history.PublishOk():
                 attempt.outcome, attempt.notification_id = "ok", event.notification_id
+                attempt.repeated = event.repeated
             case history.PublishFail():
                 attempt.outcome = "fail"
             case history.PublishInfo():

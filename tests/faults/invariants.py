@@ -30,6 +30,7 @@ class Limits(msgspec.Struct, frozen=True):
         skew: S, the largest difference between two clocks.
         write: W, within which a store answers.
         wish: so late a stored wish counts.
+        held: so long what is on its way to a device may stay there after a fault of that way.
         receive: so long after the last fault a connected device may lack something.
         window: rows that an inbox shows of each class, a number.
         high: the least priority of the class that is kept apart, a number.
@@ -38,6 +39,7 @@ class Limits(msgspec.Struct, frozen=True):
     skew: float = 1.0
     write: float = 5.0
     wish: float = 2.0
+    held: float = 30.0
     receive: float = 30.0
     window: int = 100
     high: int = 3
@@ -98,6 +100,8 @@ def no_loss(index: Index, limits: Limits) -> Iterator[Violation]:
                     yield Violation("I1", f"{about} was due and is suppressed: {terminal.reason}", names)
                 elif terminal.state in _SHOWN_STATES and notification_id not in rows.get((tenant, recipient), ()):
                     yield Violation("I1", f"{about} is {terminal.state} and not in the list", names)
+                elif terminal.state == "expired" and content.first.expire is None:
+                    yield Violation("I1", f"{about} is expired, though it has no end", names)
                 elif terminal.state == "trimmed" and not _was_trimmed(index, content, recipient, limits):
                     yield Violation("I1", f"{about} is trimmed, though the list has room", names)
     yield from _not_received(index, limits)
@@ -223,7 +227,7 @@ def _gaps(index: Index, device: Device, session: Session, here: set[str], limits
         accept = content.accept if content is not None else None
         terminal_before = accept is not None and accept + limits.write + limits.skew < session.connected.at
         # A row that waited out a fault was not there yet.
-        waited = overlapping(list(index.faults.values()), accept or 0.0, session.connected.at) > 0
+        waited = overlapping(index.faults_of(device=False), accept or 0.0, session.connected.at) > 0
         if terminal_before and not waited and row.notification_id not in here:
             text = f"session {session.number} of {device.name} replayed without {row.notification_id}"
             yield Violation("I6", text, (row.nonce, row.notification_id))
@@ -237,7 +241,11 @@ def duplicates(index: Index, _: Limits) -> Iterator[Violation]:
             continue
         content = index.contents.get(found[0].nonce)
         begin = content.first.at if content is not None else found[0].at
-        bound = 1 + overlapping(faults, begin, found[-1].at)
+        # A replay brings a row again that was marked since.
+        marks = index.marks.get((device.tenant, device.recipient, notification_id), ())
+        bound = 1 + overlapping(faults, begin, found[-1].at) + sum(at <= found[-1].at for at in marks)
+        # So does one whose row was written twice: the request log did not know the repeat in time.
+        bound += max(0, content.records - 1) if content is not None else 0
         if len(found) > bound:
             text = (
                 f"{notification_id} revision {revision} came {len(found)} times to {device.name}, {bound} are allowed"
@@ -275,13 +283,22 @@ def unread(index: Index, _: Limits) -> Iterator[Violation]:
 
 
 def acks_stick(index: Index, _: Limits) -> Iterator[Violation]:
-    """I9: what a device acked, and was told so, does not come to it in a later session."""
+    """I9: what a device acked, and was told so, is not offered to it in a later session.
+
+    A replay may bring it once more when it was marked since. Where a fault on its way, or a request log that did not
+    know the repeat, let its row be written again, it may be offered once more, and no app shows it (I7).
+    """
+    faults = index.faults_of(device=False)
     for device, sessions in index.sessions.items():
         confirmed: dict[str, float] = {}
         for session in sessions:
             for one in session.received:
-                if confirmed.get(one.notification_id, float("inf")) < session.connected.at and not session.reloaded:
-                    text = f"{one.notification_id} came to {device.name} again after its ack was confirmed"
+                if not one.live or confirmed.get(one.notification_id, float("inf")) >= session.connected.at:
+                    continue
+                content = index.contents.get(one.nonce)
+                begin = content.first.at if content is not None else one.at
+                if (content is None or content.records < 2) and not overlapping(faults, begin, one.at):
+                    text = f"{one.notification_id} was offered to {device.name} again after its ack was confirmed"
                     yield Violation("I9", text, (one.nonce, one.notification_id))
             confirmed = {**session.confirmed, **confirmed}
 
@@ -301,13 +318,21 @@ def consent(index: Index, limits: Limits) -> Iterator[Violation]:
 
 
 def expiry(index: Index, limits: Limits) -> Iterator[Violation]:
-    """I11: nothing arrives after its time."""
-    for device, _session, one in index.received:
-        content = index.contents.get(one.nonce)
+    """I11: nothing is shown after its time, and nothing is sent after it: what arrives late was held on its way."""
+    nonces = {id_: content.nonce for id_, content in index.by_id.items()}
+    on_the_way = index.faults_of(device=True)
+    seen = [(device, one.notification_id, one.at, "shown on") for device, all_ in index.shown.items() for one in all_]
+    seen += [
+        (device, one.notification_id, one.at, "sent to")
+        for device, _session, one in index.received
+        if not overlapping(on_the_way, one.at - limits.held, one.at)
+    ]
+    for device, notification_id, at, how in seen:
+        content = index.by_id.get(notification_id)
         expire = content.first.expire if content is not None else None
-        if expire is not None and one.at > expire + limits.skew:
-            text = f"{one.notification_id} came to {device.name} {one.at - expire:.1f} s after its time"
-            yield Violation("I11", text, (one.nonce, one.notification_id))
+        if expire is not None and at > expire + limits.skew:
+            text = f"{notification_id} was {how} {device.name} {at - expire:.1f} s after its time"
+            yield Violation("I11", text, (nonces[notification_id], notification_id))
 
 
 def idempotency(index: Index, _: Limits) -> Iterator[Violation]:
@@ -356,7 +381,13 @@ def liveness(index: Index, _: Limits) -> Iterator[Violation]:
 
 
 def dead_letters(index: Index, _: Limits) -> Iterator[Violation]:
-    """I15: a dead letter says why, and has what it is about; it is delivered only after it was sent again by hand."""
+    """I15: a dead letter says why, and has what it is about; it is delivered only after it was sent again by hand.
+
+    A record that nobody can read is one, not nothing.
+    """
+    aside = sum(not letter.tenant for letter in index.letters)
+    if aside < len(index.poisoned):
+        yield Violation("I15", f"{len(index.poisoned)} records could not be read, {aside} were put aside")
     came = {(device.tenant, device.recipient, one.notification_id): one.at for device, _session, one in index.received}
     for letter in index.letters:
         names = (letter.notification_id,) if letter.notification_id else ()

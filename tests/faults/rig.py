@@ -13,18 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from heliograph.delivery.v1 import (
-    delivery_service_pb2,
-    delivery_service_pb2_grpc,
-    inbox_service_pb2,
-    inbox_service_pb2_grpc,
-)
 from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
-from heliograph.type.v1.notification_pb2 import NotificationState
-from heliograph_cli.connection import Actor, Connection
 from heliograph_client.events import PriorityName
-from mesh.errors import NotFound
-from tests.faults import canary, history
+from tests.faults import history, reading
 from tests.faults.actors import NotedSubscriber, Producer, Screen, now, watching
 from tests.faults.history import Device, Recorder
 from tests.faults.nemesis import Nemesis
@@ -34,9 +25,7 @@ from tests.support.wait import until
 
 SETTLE_LIMIT_S = 60.0
 _CONNECT_LIMIT_S = 30.0
-_OPERATOR = Actor("operator", "checker")
 _PRIORITIES: Sequence[PriorityName] = ("normal", "normal", "high", "normal", "bulk")
-_CALLS_AT_ONCE = 32
 
 
 class Run:
@@ -133,71 +122,12 @@ class Run:
     async def read_everything(self) -> None:
         """Reads every inbox, what became of everything accepted, the lanes and the devices."""
         async with self.cluster.connection() as connection:
-            gate = asyncio.Semaphore(_CALLS_AT_ONCE)
-
-            async def one(recipient: str) -> None:
-                async with gate:
-                    await self._read_inbox(connection, recipient)
-
-            await asyncio.gather(*(one(recipient) for recipient in self._recipients))
+            await reading.read_inboxes(
+                connection, self._recipients, self.producer.accepted, tenant=TENANT, recorder=self._system, clock=now
+            )
+            await reading.read_aside(connection, recorder=self._system, clock=now)
         for screen in self.screens:
             screen.finish()
-
-    async def _read_inbox(self, connection: Connection, recipient: str) -> None:
-        answer: inbox_service_pb2.ListInboxResponse = await connection.call(
-            "delivery",
-            lambda channel: inbox_service_pb2_grpc.InboxServiceStub(channel).ListInbox,
-            inbox_service_pb2.ListInboxRequest(page_size=200),
-            Actor("recipient", recipient, TENANT),
-        )
-        listed = set()
-        for item in answer.items:
-            id_ = item.notification.notification_id
-            listed.add(id_)
-            read = item.state == NotificationState.NOTIFICATION_STATE_READ
-            nonce = canary.nonce_of(item.notification.content.body)
-            self._system.add(
-                history.Row(at=now(), tenant=TENANT, recipient=recipient, notification_id=id_, nonce=nonce, read=read)
-            )
-            self._end(recipient, id_, "inboxed")
-        number = answer.unread.unread_count
-        self._system.add(history.Unread(at=now(), tenant=TENANT, recipient=recipient, number=number))
-        for event_id, recipients in self.producer.accepted.items():
-            if recipient in recipients and event_id not in listed:
-                state, reason = await self._explain(connection, recipient, event_id)
-                self._end(recipient, event_id, state, reason)
-
-    async def _explain(self, connection: Connection, recipient: str, event_id: str) -> tuple[str, str]:
-        request = delivery_service_pb2.ExplainRequest(event_id=event_id, tenant_id=TENANT, recipient_id=recipient)
-        try:
-            answer: delivery_service_pb2.ExplainResponse = await connection.call(
-                "delivery",
-                lambda channel: delivery_service_pb2_grpc.DeliveryServiceStub(channel).Explain,
-                request,
-                _OPERATOR,
-            )
-        except NotFound:
-            # A row goes when twice as many newer ones are there; the checker looks whether they are.
-            return "trimmed", ""
-        if answer.suppress_reason:
-            return "suppressed", str(answer.suppress_reason)
-        steps = {step.decision for step in answer.steps}
-        if "dead letter" in steps:
-            return "dead", "dead letter"
-        # There and not in the list: newer ones have pushed it out, or its time is over.
-        return ("expired" if "expired" in steps else "trimmed") if "inboxed" in steps else "under way", ""
-
-    def _end(self, recipient: str, notification_id: str, state: str, reason: str = "") -> None:
-        self._system.add(
-            history.Terminal(
-                at=now(),
-                tenant=TENANT,
-                recipient=recipient,
-                notification_id=notification_id,
-                state=state,
-                reason=reason,
-            )
-        )
 
     async def _lag(self) -> int:
         async with self.cluster.connection() as connection:
@@ -205,7 +135,7 @@ class Run:
                 "fanout",
                 lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).GetLag,
                 fanout_service_pb2.GetLagRequest(),
-                _OPERATOR,
+                reading.OPERATOR,
             )
         return sum(lane.record_count for lane in answer.lanes)
 

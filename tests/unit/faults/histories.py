@@ -50,6 +50,7 @@ class Story:
         priority: int = 2,
         expire: float | None = None,
         has_time: bool = True,
+        repeated: bool = False,
     ) -> Story:
         """Publishes content `name`; its id is `id-<name>` unless told otherwise."""
         self._operations += 1
@@ -75,7 +76,12 @@ class Story:
         match end:
             case "ok":
                 self.add(
-                    history.PublishOk(at=self.now, operation=operation, notification_id=notification_id or _id(name))
+                    history.PublishOk(
+                        at=self.now,
+                        operation=operation,
+                        notification_id=notification_id or _id(name),
+                        repeated=repeated,
+                    )
                 )
             case "fail":
                 self.add(history.PublishFail(at=self.now, operation=operation, reason="INVALID"))
@@ -140,6 +146,11 @@ class Story:
             history.AckConfirmed(at=self.now, device=device, session=self._sessions[device], notification_ids=ids)
         )
 
+    def marked(self, device: Device, name: str) -> Story:
+        """Marks a notification."""
+        session = self._sessions[device]
+        return self.add(history.Marked(at=self.now, device=device, session=session, notification_id=_id(name)))
+
     def close(self, device: Device) -> Story:
         """Ends the session."""
         return self.add(history.Closed(at=self.now, device=device, session=self._sessions[device]))
@@ -157,11 +168,23 @@ class Story:
         )
         return self.add(history.WishOk(at=self.now, operation=operation)) if stored else self
 
-    def fault(self, name: str = "F-61", *, evidence: str = "pid gone", heals: bool = True, lasts: float = 1.0) -> Story:
+    def fault(
+        self,
+        name: str = "F-61",
+        *,
+        evidence: str = "pid gone",
+        heals: bool = True,
+        lasts: float = 1.0,
+        device: bool = False,
+    ) -> Story:
         """Lets something break, and heals it."""
         self._operations += 1
         operation = f"f{self._operations}"
-        self.add(history.FaultBegan(at=self.now, operation=operation, fault=name, target="x", evidence=evidence))
+        self.add(
+            history.FaultBegan(
+                at=self.now, operation=operation, fault=name, target="x", evidence=evidence, device=device
+            )
+        )
         self.wait(lasts)
         return self.add(history.FaultEnded(at=self.now, operation=operation)) if heals else self
 

@@ -83,6 +83,9 @@ LEGAL: dict[str, Callable[[], Story]] = {
         "a",
     ),
     "a higher revision is shown beside the first": lambda: _ended(_one().receive(ALICE, "a", revision=2), "a"),
+    "what waited out a fault may come after the replay": lambda: _ended(
+        _one().close(ALICE).publish("b").fault().wait(10).connect(ALICE, known=["a"]).receive(ALICE, "b"), "b", "a"
+    ),
     "what was missed comes by replay": lambda: _ended(
         _one()
         .close(ALICE)
@@ -125,10 +128,23 @@ LEGAL: dict[str, Callable[[], Story]] = {
         _one().publish("b", expire=1.0).terminal("alice", "b", "expired"), "a"
     ),
     "an event arrives within the difference of clocks": lambda: _ended(
-        _one().publish("b", expire=108.5).receive(ALICE, "b"), "b", "a"
+        _one().publish("b", expire=109.5).receive(ALICE, "b"), "b", "a"
+    ),
+    "a late frame is not shown": lambda: _ended(
+        _one().fault(device=True).publish("b", expire=107.5).wait(4).receive(ALICE, "b", shown=False), "b", "a"
     ),
     "a dead letter says why": lambda: _ended(
         _one().publish("b").terminal("alice", "b", "dead", "REFUSED").letter("b"), "a"
+    ),
+    "a record that nobody can read is put aside": lambda: _ended(
+        _one()
+        .add(history.Poisoned(at=150.0, lane="normal"))
+        .add(
+            history.Letter(
+                at=160.0, tenant="", recipient="", notification_id="", reason="undecodable", size=3, source="normal/8"
+            )
+        ),
+        "a",
     ),
     "a dead letter that was sent again arrives": lambda: _ended(
         _one().publish("b").letter("b", redriven=True).receive(ALICE, "b"), "b", "a"
@@ -138,6 +154,24 @@ LEGAL: dict[str, Callable[[], Story]] = {
         .receive(ALICE, "b", live=False, shown=False)
         .replayed(ALICE),
         "b",
+    ),
+    "a row that was written again under a fault comes again by a replay": lambda: _ended(
+        _away(Story().connect(ALICE).publish("a").fault(lasts=0).receive(ALICE, "a").acked(ALICE, "a"))
+        .receive(ALICE, "a", live=False, shown=False)
+        .replayed(ALICE),
+        "a",
+    ),
+    "a row that was written again under a fault is offered again": lambda: _ended(
+        _away(Story().connect(ALICE).publish("a").fault(lasts=0).receive(ALICE, "a").acked(ALICE, "a"))
+        .replayed(ALICE)
+        .receive(ALICE, "a", shown=False),
+        "a",
+    ),
+    "a content that was accepted twice comes again by a replay": lambda: _ended(
+        _away(_one().publish("a")).receive(ALICE, "a", live=False, shown=False).replayed(ALICE), "a"
+    ),
+    "a row that was marked comes again with its mark": lambda: _ended(
+        _away(_one().marked(ALICE, "a")).receive(ALICE, "a", live=False, shown=False).replayed(ALICE), "a"
     ),
     "keys may swap under faults": lambda: _ended(
         Story()
@@ -185,6 +219,10 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
     "a row is trimmed from a list with room": (
         "I1",
         lambda: _ended(_one().publish("b").terminal("alice", "b", "trimmed"), "a"),
+    ),
+    "an event without an end is expired": (
+        "I1",
+        lambda: _ended(_one().publish("b").terminal("alice", "b", "expired"), "a"),
     ),
     "a wanted event is suppressed": (
         "I1",
@@ -250,6 +288,12 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
         "I7",
         lambda: _ended(_one().publish("b").receive(ALICE, "b").receive(ALICE, "b", shown=False), "b", "a"),
     ),
+    "a repeat that was known excuses no copy": (
+        "I7",
+        lambda: _ended(
+            _away(_one().publish("a", repeated=True)).receive(ALICE, "a", live=False, shown=False).replayed(ALICE), "a"
+        ),
+    ),
     "two copies too many under one fault": (
         "I7",
         lambda: _ended(
@@ -267,6 +311,20 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
         "I7",
         lambda: _ended(_one().fault().publish("b").receive(ALICE, "b").receive(ALICE, "b", shown=False), "b", "a"),
     ),
+    "a mark brings a row again only once": (
+        "I7",
+        lambda: _ended(
+            _one()
+            .marked(ALICE, "a")
+            .receive(ALICE, "a", live=False, shown=False)
+            .receive(ALICE, "a", live=False, shown=False),
+            "a",
+        ),
+    ),
+    "a mark excuses no live copy after a confirmed ack": (
+        "I9",
+        lambda: _ended(_away(_one().marked(ALICE, "a")).receive(ALICE, "a", shown=False).replayed(ALICE), "a"),
+    ),
     "a person sees it twice under a fault": (
         "I7",
         lambda: _ended(_one().publish("b").fault().receive(ALICE, "b").receive(ALICE, "b"), "b", "a"),
@@ -279,10 +337,9 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
     "a confirmed ack does not stick": (
         "I9",
         lambda: _ended(
-            _away(Story().connect(ALICE).fault().publish("a").fault(lasts=0).receive(ALICE, "a").acked(ALICE, "a"))
-            .fault(lasts=20)
-            .receive(ALICE, "a", live=False, shown=False)
-            .replayed(ALICE),
+            _away(Story().connect(ALICE).publish("a").fault(device=True).receive(ALICE, "a").acked(ALICE, "a"))
+            .replayed(ALICE)
+            .receive(ALICE, "a", shown=False),
             "a",
         ),
     ),
@@ -290,9 +347,27 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
         "I10",
         lambda: _ended(_one().mute("alice").wait(5).publish("b").receive(ALICE, "b"), "b", "a"),
     ),
-    "an event arrives after its time": (
+    "an event is shown after its time": (
         "I11",
-        lambda: _ended(_one().publish("b", expire=105.5).wait(2).receive(ALICE, "b"), "b", "a"),
+        lambda: _ended(_one().fault().publish("b", expire=105.5).wait(2).receive(ALICE, "b"), "b", "a"),
+    ),
+    "a replay leaves something out though only the device was away": (
+        "I6",
+        lambda: _ended(
+            _one()
+            .close(ALICE)
+            .publish("b")
+            .fault(device=True)
+            .wait(10)
+            .connect(ALICE, known=["a"])
+            .receive(ALICE, "b"),
+            "b",
+            "a",
+        ),
+    ),
+    "an event is sent after its time": (
+        "I11",
+        lambda: _ended(_one().publish("b", expire=105.5).wait(2).receive(ALICE, "b", shown=False), "b", "a"),
     ),
     "a request has two ids": (
         "I12",
@@ -322,6 +397,10 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
     "a dead letter has no bytes": (
         "I15",
         lambda: _ended(_one().publish("b").terminal("alice", "b", "dead", "REFUSED").letter("b", size=0), "a"),
+    ),
+    "a record that nobody can read is skipped in silence": (
+        "I15",
+        lambda: _ended(_one().add(history.Poisoned(at=150.0, lane="normal")), "a"),
     ),
     "a dead letter is delivered all the same": (
         "I15",

@@ -9,6 +9,7 @@ import pytest
 
 from heliograph.gateway.v1 import gateway_service_pb2 as pb
 from heliograph.type.v1.notification_pb2 import MarkKind
+from mesh.times import set_micros
 from tests.support.nodes import Node, delivery_of
 from tests.support.sessions import id_of
 from tests.support.wait import until
@@ -59,6 +60,18 @@ async def test_a_newer_link_of_a_process_takes_the_place_of_the_older_one(node: 
             assert device.confirmed < number
             newer.send(stored=pb.MarksStored(sequence=1))
             await device.has_confirmed(number)
+
+
+async def test_what_was_over_before_it_arrived_is_offered_to_nobody(node: Node) -> None:
+    """It waited out its time in a queue; what is in the same batch and still matters arrives."""
+    async with node.running(), node.device() as device, node.link() as link:
+        over, current = delivery_of(id_of(1), ALICE), delivery_of(id_of(2), ALICE)
+        set_micros(over.envelope.expire_time, 1_700_000_000_000_000)
+        set_micros(current.envelope.expire_time, 4_000_000_000_000_000)
+        result = await link.result(link.offer(over, current))
+        assert result.refusals == []
+        await device.has(id_of(2))
+        assert device.ids == [id_of(2)]
 
 
 async def test_frames_of_an_unknown_kind_are_counted_and_ignored(node: Node) -> None:

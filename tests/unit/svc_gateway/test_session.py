@@ -214,6 +214,19 @@ def test_many_frames_bring_a_round_but_not_too_soon(seconds: float, rounds: int)
     assert driver.replays - before == rounds
 
 
+def test_a_session_looks_sooner_when_it_is_told_to_and_never_later() -> None:
+    """While there was no link nothing was offered: the next slow round would be too late."""
+    driver = Driver()
+    driver.go_live()
+    driver.session.look_by(driver.now + 5.0)
+    due = driver.session.round_due
+    assert driver.now + 5.0 <= due <= driver.now + 6.0
+    driver.session.look_by(driver.now + 60.0)
+    assert driver.session.round_due == due
+    driver.tick(6.0, random=0.52)
+    assert driver.rounds == 1
+
+
 def test_a_round_compares_the_head_with_the_cursor() -> None:
     """An inbox with nothing newer than the cursor is not read."""
     driver = Driver()

@@ -1,0 +1,164 @@
+"""`python -m tests.simulation`: runs seeds, prints what they came to, and how to replay one that failed.
+
+The same seed is the same run: where hashes are not fixed the program starts itself anew with fixed ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tests.faults.checker import report
+from tests.simulation.mutants import BY_NAME, MUTANTS, mutated
+from tests.simulation.run import Outcome, run
+from tests.simulation.script import make
+
+_LOG_LINES = 60
+# A mutant has so many seeds to be noticed.
+_MUTANT_SEEDS = 5
+
+
+class Board(msgspec.Struct):
+    """What seeds came to, added up.
+
+    Attributes:
+        seeds: runs.
+        failed: seeds that are not valid.
+        accepted: events.
+        deliveries: recipients of them.
+        extra: copies too many on wires.
+        faults: that happened.
+        seconds: virtual.
+        hooks: passed at least once.
+        crashed: hooks at which a process died.
+        slowest: longest time until all was quiet after the last fault, virtual seconds.
+        digests: of each run's history, by its seed.
+    """
+
+    seeds: int = 0
+    failed: list[int] = msgspec.field(default_factory=list)
+    accepted: int = 0
+    deliveries: int = 0
+    extra: int = 0
+    faults: int = 0
+    seconds: float = 0.0
+    hooks: Counter[str] = msgspec.field(default_factory=Counter)
+    crashed: Counter[str] = msgspec.field(default_factory=Counter)
+    slowest: float = 0.0
+    digests: dict[int, str] = msgspec.field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Adds a run."""
+        figures = outcome.verdict.figures
+        self.seeds += 1
+        if outcome.verdict.state != "valid" or outcome.broken:
+            self.failed.append(outcome.seed)
+        self.accepted += figures.accepted
+        self.deliveries += figures.deliveries
+        self.extra += figures.extra
+        self.faults += figures.faults
+        self.seconds += outcome.seconds
+        self.hooks.update(outcome.visited)
+        self.crashed.update(outcome.crashed)
+        self.slowest = max(self.slowest, outcome.settled or 0.0)
+        self.digests[outcome.seed] = outcome.digest
+
+    def __str__(self) -> str:
+        """Says it in lines for people."""
+        return "\n".join(
+            (
+                f"seeds {self.seeds}, not valid {len(self.failed)}{f': {self.failed}' if self.failed else ''}",
+                f"events accepted {self.accepted}, deliveries {self.deliveries}, copies too many {self.extra}",
+                f"faults {self.faults}; hooks passed {len(self.hooks)}, processes died at {len(self.crashed)} of them",
+                f"virtual time {self.seconds / 3600:.1f} h; quiet again at the latest after {self.slowest:.1f} s",
+            )
+        )
+
+
+def run_seeds(seeds: Iterable[int], *, calm: bool) -> Board:
+    """Runs seeds and tells of each that is not valid."""
+    board = Board()
+    for seed in seeds:
+        outcome = run(make(seed, faults=not calm), seed)
+        board.add(outcome)
+        if outcome.verdict.state != "valid" or outcome.broken:
+            _tell(outcome, calm)
+    return board
+
+
+def _tell(outcome: Outcome, calm: bool) -> None:
+    print(f"== seed {outcome.seed}: {outcome.verdict.state}; history {outcome.digest}")
+    print(f"again: python -m tests.simulation{' --calm' if calm else ''} {outcome.seed}")
+    print(report(outcome.verdict))
+    for text in outcome.broken:
+        print(f"broken: {text}")
+    for act in outcome.script.acts:
+        if act.kind != "publish":
+            print(f"  act {act}")
+    print("\n".join(outcome.logs[-_LOG_LINES:]), flush=True)
+
+
+def run_mutants(names: Sequence[str]) -> list[str]:
+    """Runs mutants; returns what was wrong: one that was not noticed, or a script that is not valid without one."""
+    wrong = []
+    for mutant in [BY_NAME[name] for name in names] if names else MUTANTS:
+        clean = run(mutant.script, 1)
+        if clean.verdict.state != "valid":
+            wrong.append(f"{mutant.name}: its script is {clean.verdict.state} without it")
+            _tell(clean, calm=False)
+            continue
+        with mutated(mutant):
+            verdicts = (run(mutant.script, seed).verdict for seed in range(1, _MUTANT_SEEDS + 1))
+            noticed = next((verdict for verdict in verdicts if verdict.state == "invalid"), None)
+        if noticed is None:
+            wrong.append(f"{mutant.name}: not noticed with {_MUTANT_SEEDS} seeds")
+            continue
+        broken = sorted({violation.invariant for violation in noticed.violations})
+        print(f"noticed: {mutant.name}: {', '.join(broken)}", flush=True)
+    return wrong
+
+
+def _seeds(texts: Sequence[str]) -> Iterable[int]:
+    for text in texts:
+        first, _, last = text.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs what was asked for; 0 when all of it is as it must be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("seeds", nargs="*", help="seeds, such as 7 or 0-99")
+    parser.add_argument("--calm", action="store_true", help="nothing goes wrong")
+    parser.add_argument("--mutants", nargs="*", metavar="NAME", help="break rules instead; without a name all of them")
+    parser.add_argument("--digests", action="store_true", help="print the digest of each history as JSON")
+    chosen = parser.parse_args(arguments)
+    began = time.monotonic()
+    wrong: list[str] = []
+    if chosen.mutants is not None:
+        wrong = run_mutants(chosen.mutants)
+        print(f"mutants noticed {len(chosen.mutants or MUTANTS) - len(wrong)} of {len(chosen.mutants or MUTANTS)}")
+    if chosen.seeds:
+        board = run_seeds(_seeds(chosen.seeds), calm=chosen.calm)
+        print(json.dumps(board.digests) if chosen.digests else board)
+        wrong += [f"seed {seed}" for seed in board.failed]
+    print(f"took {time.monotonic() - began:.1f} s", file=sys.stderr)
+    for line in wrong:
+        print(f"FAILED {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
+    sys.exit(main(sys.argv[1:]))

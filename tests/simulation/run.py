@@ -1,0 +1,469 @@
+"""One simulated run: people and a producer on a cluster, what the seed says goes wrong, then quiet and judgement.
+
+It must not decide what is right: `tests.faults.checker` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import hashlib
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
+from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
+from heliograph.presence.v1 import presence_service_pb2, presence_service_pb2_grpc
+from heliograph_cli.connection import Actor
+from heliograph_client.cursor_store import MemoryCursorStore
+from heliograph_client.events import PriorityName
+from mesh.errors import Failure
+from mesh.ids import join_key
+from tests.faults import history, reading
+from tests.faults.actors import Producer, Screen
+from tests.faults.checker import Plan, Verdict, check
+from tests.faults.history import Recorder
+from tests.faults.invariants import Limits
+from tests.simulation import people
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.network import Channel
+from tests.simulation.people import PRODUCER, TENANT, Calls
+from tests.simulation.script import Act, Script
+from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
+from tests.simulation.world import Host, Trouble, World
+
+_SETTLE_LIMIT_S = 200.0
+_RESTART_S = (0.1, 5.0)
+# What can be muted; the other category always goes out.
+_MUTED = "mention"
+_CATEGORIES = ("general", _MUTED)
+_PRIORITIES: Sequence[PriorityName] = ("high", "normal", "normal", "bulk")
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a run came to.
+
+    Attributes:
+        seed: of the run.
+        script: what was done.
+        verdict: the checker's.
+        seconds: virtual seconds.
+        visited: hooks passed.
+        crashed: hooks at which a process died.
+        digest: of the whole history: the same seed gives the same one.
+        settled: seconds until all was quiet after the last fault; None: it never was.
+        logs: what the services logged.
+        broken: what ended unexpectedly on a living machine; there must be nothing.
+    """
+
+    seed: int
+    script: Script
+    verdict: Verdict
+    seconds: float
+    visited: Mapping[str, int]
+    crashed: Mapping[str, int]
+    digest: str
+    settled: float | None
+    logs: Sequence[str]
+    broken: Sequence[str]
+
+
+def run(script: Script, seed: int, mutate: Callable[[], None] | None = None) -> Outcome:
+    """Runs a script with a seed and returns what it came to.
+
+    Args:
+        script: what is done.
+        seed: every choice that the script leaves open.
+        mutate: breaks a rule of the services before they start; for testing the checker.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sim-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    loop = VirtualLoop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(_Run(loop, folder, script, seed).run())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Run:
+    def __init__(self, loop: VirtualLoop, folder: Path, script: Script, seed: int) -> None:
+        self._loop = loop
+        self._script = script
+        self._seed = seed
+        self._world = World(loop, seed)
+        self._folder = folder
+        self._logs = folder / "history"
+        self._logs.mkdir()
+        skews = {name: self._world.random.uniform(-script.skew, script.skew) for name in SERVICES}
+        self._cluster = Cluster(self._world, folder, skews)
+        self._secret = self._world.random.randbytes(16)
+        self._screens: list[Screen] = []
+        self._recorders: list[Recorder] = []
+        self._system = self._recorder("system")
+        self._nemesis = self._recorder("nemesis")
+        # Wishes are looked for once a second; while prefs cannot be asked, what is known counts for a minute.
+        self._limits = Limits(receive=60.0, wish=3.0 if script.is_calm else 62.0)
+        # What a device keeps while its app does not run.
+        self._stores: dict[str, MemoryCursorStore] = {}
+        self._watching: dict[str, asyncio.Task[Any]] = {}
+        self._work: set[asyncio.Task[object]] = set()
+        self._quiet = False
+        # What everybody it is for must see: event id → recipients.
+        self._due: dict[str, Sequence[str]] = {}
+
+    async def run(self) -> Outcome:
+        for host in [self._cluster.start(name) for name in SERVICES]:
+            await self._cluster.serving(host)
+        self._world.on_crash = self._died(self._world.on_crash)
+        self._connect_everybody()
+        producer = await self._open_producer()
+        await asyncio.sleep(2.0)
+        for act in self._script.acts:
+            self._spawn(self._at(act, producer))
+        await asyncio.sleep(self._script.length)
+        self._world.heal()
+        healed = self._loop.time()
+        self._quiet = True
+        settled = await self._settle(producer, healed)
+        # Every session begins anew: what faults have cost a device comes with its next replay.
+        for screen in self._screens:
+            for node in NODES:
+                self._cluster.network.reset(_name_of(screen), node)
+        await asyncio.sleep(self._limits.write + self._limits.skew + 10.0)
+        await self._read_everything(producer)
+        for recorder in self._recorders:
+            recorder.close()
+        paths = sorted(self._logs.glob("*.jsonl"))
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+        verdict = check(history.read(paths), Plan(sessions=len(self._screens)), self._limits)
+        outcome = Outcome(
+            seed=self._seed,
+            script=self._script,
+            verdict=verdict,
+            seconds=self._loop.time(),
+            visited=dict(self._world.visited),
+            crashed=dict(self._world.crashed),
+            digest=digest,
+            settled=settled,
+            logs=list(LOGS.lines) if verdict.state != "valid" else (),
+            broken=list(self._world.broken),
+        )
+        await self._end()
+        return outcome
+
+    # ------------------------------------------------------------ people
+
+    def _recorder(self, name: str) -> Recorder:
+        recorder = Recorder(self._logs / f"{name}.jsonl")
+        self._recorders.append(recorder)
+        return recorder
+
+    def _connect_everybody(self) -> None:
+        for number in range(self._script.recipients):
+            for index in range(2 if number == 0 else 1):
+                recipient = f"r{number}"
+                recorder = self._recorder(f"{recipient}-{index}")
+                screen = people.screen_of(recipient, index, self._secret, recorder, self._loop.time)
+                self._screens.append(screen)
+                self._world.boot(_name_of(screen))
+                self._connect(screen)
+
+    def _connect(self, screen: Screen) -> None:
+        host = self._world.hosts[_name_of(screen)]
+        self._watching[host.name] = self._world.start(host, self._watch(host, screen), f"watch {host.name}")
+
+    async def _watch(self, host: Host, screen: Screen) -> None:
+        store = self._stores.setdefault(host.name, MemoryCursorStore())
+        async with people.subscriber(self._cluster, host, screen, store):
+            await screen.watch()
+
+    async def _open_producer(self) -> Producer:
+        host = self._world.boot("producer")
+        opened: asyncio.Future[Producer] = self._loop.create_future()
+
+        async def serve() -> None:
+            async with people.publisher(self._cluster, host) as publisher:
+                opened.set_result(
+                    Producer(
+                        publisher,
+                        tenant=TENANT,
+                        name=PRODUCER,
+                        secret=self._secret,
+                        recorder=self._recorder("producer"),
+                        clock=self._loop.time,
+                    )
+                )
+                await asyncio.Event().wait()
+
+        self._producing = host
+        self._world.start(host, serve())
+        return await opened
+
+    # ------------------------------------------------------------ acts
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, object], host: Host | None = None) -> None:
+        task: asyncio.Task[object] = (
+            self._loop.create_task(coroutine, context=contextvars.Context())
+            if host is None
+            else self._world.start(host, coroutine)
+        )
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _at(self, act: Act, producer: Producer) -> None:
+        await asyncio.sleep(act.at)
+        match act.kind:
+            case "publish":
+                self._spawn(self._publish(act, producer), self._producing)
+            case "mute":
+                await self._on_reader(self._mute(act))
+            case "poison":
+                async with self._fault("F-29", act.target, "a record of three bytes was appended"):
+                    _poison(self._folder / "data" / "lanes" / f"{act.target}.db", self._loop.time())
+                    self._nemesis.add(history.Poisoned(at=self._loop.time(), lane=act.target))
+            case "read":
+                self._read_one(act.number)
+            case "crash":
+                await self._crash(act)
+            case "crash at":
+                self._world.arm(act.target, act.count)
+            case "away":
+                await self._away(act)
+            case "cut":
+                evidence = f"nothing passed for {act.seconds:g} s"
+                async with self._fault("F-58", f"{act.target}~{act.other}", evidence):
+                    self._world.cut(act.target, act.other, act.seconds)
+                    await asyncio.sleep(act.seconds)
+            case "reset":
+                async with self._fault("F-57", f"{act.target}~{act.other}", "connections reset"):
+                    self._cluster.network.reset(act.target, act.other)
+            case "trouble":
+                async with self._fault("F-47", f"{act.target} {act.how}", f"for {act.seconds:g} s"):
+                    self._world.troubles[act.target] = Trouble(act.how, act.delay, act.share)
+                    await asyncio.sleep(act.seconds)
+                    self._world.troubles.pop(act.target, None)
+            case "flush":
+                async with self._fault("F-11", "request log", "flushed"):
+                    _flush(self._folder / "data" / "requests.db")
+
+    async def _publish(self, act: Act, producer: Producer) -> None:
+        recipients = list(dict.fromkeys(f"r{number % self._script.recipients}" for number in act.numbers))
+        category = _CATEGORIES[act.number % len(_CATEGORIES)]
+        event_id = await producer.publish(
+            recipients,
+            number=act.number,
+            priority=_PRIORITIES[act.number % len(_PRIORITIES)],
+            ordering_key=f"key-{act.number % 3}",
+            category=category,
+            ttl=act.seconds or None,
+            size=act.size,
+            limit=_SETTLE_LIMIT_S,
+            twins=act.count,
+        )
+        if event_id is not None and category != _MUTED and not act.seconds:
+            self._due[event_id] = recipients
+
+    async def _mute(self, act: Act) -> None:
+        recipient, operation = f"r{act.number}", f"wish-{self._loop.time():.6f}"
+        mutes = [prefs_service_pb2.Mute(category=_MUTED)] if act.count else []
+        self._system.add(
+            history.WishInvoke(
+                at=self._loop.time(),
+                operation=operation,
+                tenant=TENANT,
+                recipient=recipient,
+                category=_MUTED,
+                muted=bool(act.count),
+            )
+        )
+        request = prefs_service_pb2.UpdatePreferencesRequest(preferences=prefs_service_pb2.Preferences(mutes=mutes))
+        request.update_mask.paths.append("mutes")
+        # Without an answer nobody knows: the history has no end for it.
+        with contextlib.suppress(Failure):
+            await Calls(self._cluster).call(
+                "prefs",
+                lambda channel: prefs_service_pb2_grpc.PrefsServiceStub(channel).UpdatePreferences,
+                request,
+                Actor("recipient", recipient, TENANT),
+            )
+            self._system.add(history.WishOk(at=self._loop.time(), operation=operation))
+
+    async def _away(self, act: Act) -> None:
+        """A device leaves in order and comes back: no fault of anybody."""
+        screen = self._screens[act.number % len(self._screens)]
+        name = _name_of(screen)
+        leaving = self._watching.pop(name, None)
+        if leaving is None:
+            return
+        await screen.subscriber.close()
+        await asyncio.wait([leaving])
+        await asyncio.sleep(act.seconds)
+        self._connect(screen)
+
+    def _read_one(self, number: int) -> None:
+        screen = self._screens[number % len(self._screens)]
+        ids = screen.subscriber.inbox_ids
+        if ids:
+            # Marks that the SDK has no room for are the application's to repeat; here they are left out.
+            with contextlib.suppress(Exception):
+                screen.mark_read(ids[number % len(ids)])
+
+    async def _crash(self, act: Act) -> None:
+        host = self._world.hosts.get(act.target)
+        if host is not None and host.alive:
+            self._world.crash(host)
+
+    def _died(self, then: Callable[[Host], None]) -> Callable[[Host], None]:
+        def died(host: Host) -> None:
+            then(host)
+            if host.name in SERVICES and not self._ended:
+                self._spawn(self._restart(host))
+
+        return died
+
+    _ended = False
+
+    async def _restart(self, host: Host) -> None:
+        async with self._fault("F-61", host.name, "process gone"):
+            pause = self._world.random.uniform(*_RESTART_S)
+            await asyncio.sleep(pause)
+            await self._cluster.serving(self._cluster.start(host.name))
+
+    @contextlib.asynccontextmanager
+    async def _fault(self, row: str, target: str, evidence: str) -> AsyncIterator[None]:
+        operation = f"{row}-{target}-{self._loop.time():.6f}"
+        self._nemesis.add(
+            history.FaultBegan(
+                at=self._loop.time(),
+                operation=operation,
+                fault=row,
+                target=target,
+                evidence=evidence,
+                device=target.startswith("device:"),
+            )
+        )
+        try:
+            yield
+        finally:
+            self._nemesis.add(history.FaultEnded(at=self._loop.time(), operation=operation))
+
+    # ------------------------------------------------------------ the end
+
+    async def _settle(self, producer: Producer, began: float) -> float | None:
+        end = began + _SETTLE_LIMIT_S
+        while self._loop.time() < end:
+            if not self._work and not producer.open and await self._is_quiet(producer):
+                took = self._loop.time() - began
+                self._system.add(history.Settled(at=self._loop.time(), seconds=took, limit=_SETTLE_LIMIT_S))
+                return took
+            await asyncio.sleep(0.5)
+        self._system.add(history.Settled(at=self._loop.time(), seconds=None, limit=_SETTLE_LIMIT_S))
+        return None
+
+    async def _is_quiet(self, producer: Producer) -> bool:
+        for screen in self._screens:
+            if not screen.subscriber.connected or screen.subscriber.unconfirmed:
+                return False
+            if any(screen.device.recipient in to and id_ not in screen.shown for id_, to in self._due.items()):
+                return False
+        lag = await self._call_fanout()
+        return lag == 0
+
+    async def _on_reader(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        host = self._world.hosts.get("reader") or self._world.boot("reader")
+        return await self._world.start(host, coroutine)
+
+    async def _call_fanout(self) -> int:
+        async def ask() -> int:
+            answer: fanout_service_pb2.GetLagResponse = await Calls(self._cluster).call(
+                "fanout",
+                lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).GetLag,
+                fanout_service_pb2.GetLagRequest(),
+                reading.OPERATOR,
+            )
+            if self._quiet:
+                self._lanes = answer
+            return sum(lane.record_count for lane in answer.lanes)
+
+        found = await self._on_reader(ask())
+        assert isinstance(found, int)
+        return found
+
+    async def _read_everything(self, producer: Producer) -> None:
+        recipients = [f"r{number}" for number in range(self._script.recipients)]
+        await self._on_reader(
+            reading.read_inboxes(
+                Calls(self._cluster),
+                recipients,
+                producer.accepted,
+                tenant=TENANT,
+                recorder=self._system,
+                clock=self._loop.time,
+            )
+        )
+        await self._call_fanout()
+        for lane in self._lanes.lanes:
+            self._system.add(
+                history.Position(
+                    at=self._loop.time(),
+                    lane=lane.lane,
+                    committed=0,
+                    first_unfinished=None,
+                    lag=lane.record_count,
+                )
+            )
+        await self._on_reader(reading.read_aside(Calls(self._cluster), recorder=self._system, clock=self._loop.time))
+        await self._on_reader(self._read_registry(recipients))
+        for screen in self._screens:
+            screen.finish()
+
+    async def _read_registry(self, recipients: Sequence[str]) -> None:
+        made: Any = Channel("presence")
+        stub = presence_service_pb2_grpc.PresenceServiceStub(made)
+        request = presence_service_pb2.BatchGetPresenceRequest(
+            recipient_keys=[join_key(TENANT, recipient) for recipient in recipients], with_sessions=True
+        )
+        answer = await stub.BatchGetPresence(request, timeout=10.0, metadata=(("x-heliograph-caller", "svc/delivery"),))
+        known = [f"{one.recipient_key} {one.device_id}" for one in answer.sessions]
+        real = [
+            f"{join_key(screen.device.tenant, screen.device.recipient)} {screen.device.name}"
+            for screen in self._screens
+            if screen.subscriber.connected
+        ]
+        self._system.add(
+            history.Registry(at=self._loop.time(), by_presence=tuple(sorted(known)), by_sockets=tuple(sorted(real)))
+        )
+
+    async def _end(self) -> None:
+        self._ended = True
+        self._cluster.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for _ in range(3):
+            for task in tasks:
+                task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait(tasks, timeout=1.0) if tasks else None
+
+
+def _name_of(screen: Screen) -> str:
+    return f"device:{screen.device.recipient}/{screen.device.name.rpartition('-')[2]}"
+
+
+def _poison(path: Path, now: float) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("insert into records(append_time, key, value) values (?, ?, ?)", (now, b"", b"\xff\xff\xff"))
+
+
+def _flush(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for (table,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
+            connection.execute(f"delete from {table}")

@@ -1,0 +1,180 @@
+"""What happens in a run: a list of acts with their times. Made from a seed, or by hand, or by a rule machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "mute", "poison", "away"]
+How = Literal["slow", "stalled", "lost", "refused", "late"]
+
+NODES = ("gw-sim-0", "gw-sim-1")
+PROCESSES = ("ingest", "fanout", "prefs", "presence", "delivery", *NODES)
+# Who speaks with whom.
+LINKS = (
+    ("producer", "ingest"),
+    ("fanout", "prefs"),
+    ("fanout", "delivery"),
+    ("delivery", "presence"),
+    ("delivery", "gw-sim-0"),
+    ("delivery", "gw-sim-1"),
+    ("gw-sim-0", "presence"),
+    ("gw-sim-1", "presence"),
+    ("gw-sim-0", "delivery"),
+    ("gw-sim-1", "delivery"),
+)
+STORES = ("requests.db", "high.db", "normal.db", "bulk.db", "positions.db", "inbox.db")
+# The hooks of a run without faults, by the process that passes them.
+HOOKS = (
+    "ingest before requests.db",
+    "ingest after requests.db",
+    "ingest before normal.db",
+    "ingest after normal.db",
+    "ingest before high.db",
+    "ingest after high.db",
+    "fanout before positions.db",
+    "fanout after positions.db",
+    "fanout before call BatchGetPlans",
+    "fanout after call BatchGetPlans",
+    "fanout send Dispatch",
+    "delivery before inbox.db",
+    "delivery after inbox.db",
+    "delivery before call BatchGetPresence",
+    "delivery after call BatchGetPresence",
+    "delivery send Deliver",
+    "delivery send Dispatch",
+    "gw-sim before call ReportSessions",
+    "gw-sim after call ReportSessions",
+    "gw-sim before call BatchReplayInbox",
+    "gw-sim after call BatchReplayInbox",
+    "gw-sim send Deliver",
+    "gw-sim send Connect",
+)
+
+
+class Act(msgspec.Struct, frozen=True):
+    """One thing that is done.
+
+    Attributes:
+        at: seconds after the start.
+        kind: what.
+        target: a process, a hook, one end of a link, or a store.
+        other: the other end of a link.
+        seconds: how long it lasts; of a content how long it matters, 0: for ever.
+        number: of a content, which device, or which recipient.
+        numbers: whom a content is for.
+        count: at which pass of a hook; how many twins a publish has; 1 mutes and 0 takes that back.
+        how: what a store does.
+        size: of a content, in characters at least.
+        delay: how late a store is, in seconds.
+        share: of a store's transactions that are hit.
+    """
+
+    at: float
+    kind: Kind
+    target: str = ""
+    other: str = ""
+    seconds: float = 0.0
+    number: int = 0
+    numbers: tuple[int, ...] = ()
+    count: int = 1
+    size: int = 0
+    how: How = "slow"
+    delay: float = 0.0
+    share: float = 1.0
+
+
+class Script(msgspec.Struct, frozen=True):
+    """A run's acts.
+
+    Attributes:
+        acts: in the order of their times.
+        length: seconds until everything is healed.
+        recipients: how many people.
+        skew: largest difference of a process's wall clock from the true one, seconds; S is twice as much.
+    """
+
+    acts: Sequence[Act]
+    length: float
+    recipients: int = 4
+    skew: float = 0.4
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong."""
+        return all(act.kind in ("publish", "read", "mute", "away") and act.count <= 1 for act in self.acts)
+
+
+def make(seed: int, *, faults: bool = True) -> Script:
+    """Makes the script of a seed: some tens of events, and up to six faults among them."""
+    choose = random.Random(seed * 2 + 1)
+    length = choose.choice((20.0, 40.0))
+    recipients = choose.randint(2, 5)
+    acts = [
+        Act(
+            at=choose.uniform(0.0, length),
+            kind="publish",
+            number=number,
+            numbers=tuple(choose.sample(range(recipients), choose.randint(1, recipients))),
+            seconds=choose.uniform(2.0, 20.0) if choose.random() < 0.1 else 0.0,
+            count=2 if faults and choose.random() < 0.1 else 1,
+        )
+        for number in range(choose.randint(10, 40))
+    ]
+    acts += [
+        Act(at=choose.uniform(2.0, length), kind="read", number=choose.randint(0, 100))
+        for _ in range(choose.randint(0, 6))
+    ]
+    acts += [
+        Act(
+            at=choose.uniform(0.0, length),
+            kind="mute",
+            number=choose.randrange(recipients),
+            count=choose.choice((1, 1, 0)),
+        )
+        for _ in range(choose.choice((0, 0, 1, 3)))
+    ]
+    acts += [
+        Act(
+            at=choose.uniform(1.0, length),
+            kind="away",
+            number=choose.randrange(recipients + 1),
+            seconds=choose.uniform(0.0, 9.0),
+        )
+        for _ in range(choose.choice((0, 0, 1, 3)))
+    ]
+    if faults:
+        acts += [_fault(choose, length, recipients) for _ in range(choose.randint(1, 6))]
+    return Script(sorted(acts, key=lambda act: act.at), length, recipients, 0.4 if faults else 0.0)
+
+
+def _fault(choose: random.Random, length: float, recipients: int) -> Act:
+    at = choose.uniform(0.0, length * 0.8)
+    kind = choose.choice(("crash", "crash at", "crash at", "cut", "reset", "trouble", "flush", "poison"))
+    match kind:
+        case "crash":
+            return Act(at, "crash", target=choose.choice(PROCESSES))
+        case "crash at":
+            return Act(at, "crash at", target=choose.choice(HOOKS), count=choose.randint(1, 5))
+        case "cut" | "reset":
+            links = (*LINKS, *((f"device:r{number}/0", node) for number in range(recipients) for node in NODES))
+            target, other = choose.choice(links)
+            return Act(at, "cut" if kind == "cut" else "reset", target, other, seconds=choose.uniform(0.5, 25.0))
+        case "trouble":
+            how: How = choose.choice(("slow", "stalled", "lost", "refused", "late"))
+            return Act(
+                at,
+                "trouble",
+                target=choose.choice(STORES),
+                seconds=choose.uniform(1.0, 15.0),
+                how=how,
+                delay=choose.choice((0.5, 4.0, 6.0, 10.0)),
+                share=choose.choice((0.2, 1.0)),
+            )
+        case "poison":
+            return Act(at, "poison", target=choose.choice(("normal", "high", "bulk")))
+        case _:
+            return Act(at, "flush")
