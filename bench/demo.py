@@ -15,10 +15,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import httpx2
 import msgspec
@@ -33,7 +31,7 @@ from bench.demo_operator import Operator
 from bench.demo_publishing import Producer, read_inbox
 from bench.demo_report import Places, Teller
 from bench.demo_source import read_archive, read_source
-from bench.installation import Installation, chosen_engines
+from bench.installation import Installation, chosen_engines, interruptible
 from bench.measures import Spread, spread
 from heliograph_cli.engines import read_engines, service_urls
 from heliograph_cli.failures import CommandFailed
@@ -326,21 +324,6 @@ def show(outcome: Outcome, teller: Teller) -> None:
     teller.verdict(outcome.faults)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Makes SIGTERM end the demo as Ctrl-C does, so that the mesh is stopped."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        # The event loop ends its tasks in order at this one.
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def play(choices: Choices, *, keep: bool, teller: Teller) -> int:
     """Runs the demo; returns the exit code."""
     teller.head("Heliograph demo: one repository's history, published to those who follow its folders")
@@ -348,7 +331,7 @@ def play(choices: Choices, *, keep: bool, teller: Teller) -> int:
     teller.say(f"starting six services, their sidecars and the edge: mutual TLS, {stores}, two gateway nodes")
     kept = (_KEPT_FOLDER, _KEPT_PORT) if keep else (None, None)
     with (
-        _interruptible(),
+        interruptible(),
         Installation(
             direct=False,
             gateways=_NODES,

@@ -13,8 +13,9 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from deploy.engines.choices import default_folder
@@ -201,6 +202,21 @@ def chosen_engines(environ: Mapping[str, str]) -> Path | None:
     if not path.is_file():
         raise CommandFailed(f"{path}: no such file; run `make engines` first", USAGE)
     return path
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Makes SIGTERM end what runs inside as Ctrl-C does, so that the mesh is stopped."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # The event loop ends its tasks in order at this one.
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _free_ports() -> int:
