@@ -13,7 +13,14 @@ import pytest
 
 from svc_delivery.ports import AckLevel, Body, DecisionWrite, Inbox, MarkOutcome, MarkWrite, RowState
 from svc_delivery.store import InboxStore
-from tests.support.backends import InboxOpener, Opener, expiring_inbox_backends, inbox_backends, swept_inbox_backends
+from tests.support.backends import (
+    InboxOpener,
+    Opener,
+    expiring_inbox_backends,
+    inbox_backends,
+    lasting_inbox_backends,
+    swept_inbox_backends,
+)
 from tests.support.inbox import ALICE, BASE_MS, BOB, DAY_US, NOW_US, make_id, make_key, make_row, numbers
 from tests.support.wait import until
 
@@ -431,8 +438,10 @@ async def test_two_stores_have_two_epochs(make: Callable[[Path], InboxOpener], t
         assert one.inbox.epoch != other.inbox.epoch
 
 
-async def test_what_was_answered_survives_a_kill(opener: InboxOpener, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", lasting_inbox_backends())
+async def test_what_was_answered_survives_a_kill(make: Callable[[Path], InboxOpener], tmp_path: Path) -> None:
     """After SIGKILL of the writing process every row and follow-up whose write had returned is there."""
+    opener = make(tmp_path)
     root = Path(__file__).parents[2]
     async with opener():
         arguments = ("-m", "tests.support.inbox", opener.url, str(tmp_path))

@@ -35,7 +35,8 @@ from tests.simulation import people
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.network import Channel
 from tests.simulation.people import PRODUCER, TENANT, Calls
-from tests.simulation.script import Act, Script
+from tests.simulation.replicas import Weak, Weakness
+from tests.simulation.script import REPLICAS, Act, Script
 from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
 from tests.simulation.world import Host, Trouble, World
 
@@ -104,7 +105,7 @@ class _Run:
         self._logs = folder / "history"
         self._logs.mkdir()
         skews = {name: self._world.random.uniform(-script.skew, script.skew) for name in SERVICES}
-        self._cluster = Cluster(self._world, folder, skews)
+        self._cluster = Cluster(self._world, folder, skews, on_replicas=script.store == "replicas")
         self._secret = self._world.random.randbytes(16)
         self._screens: list[Screen] = []
         self._recorders: list[Recorder] = []
@@ -131,6 +132,7 @@ class _Run:
             self._spawn(self._at(act, producer))
         await asyncio.sleep(self._script.length)
         self._world.heal()
+        self._cluster.ring.heal()
         healed = self._loop.time()
         self._quiet = True
         settled = await self._settle(producer, healed)
@@ -247,13 +249,28 @@ class _Run:
                 async with self._fault("F-57", f"{act.target}~{act.other}", "connections reset"):
                     self._cluster.network.reset(act.target, act.other)
             case "trouble":
-                async with self._fault("F-47", f"{act.target} {act.how}", f"for {act.seconds:g} s"):
-                    self._world.troubles[act.target] = Trouble(act.how, act.delay, act.share)
-                    await asyncio.sleep(act.seconds)
-                    self._world.troubles.pop(act.target, None)
+                await (self._weaken(act) if act.target in REPLICAS else self._trouble(act))
             case "flush":
                 async with self._fault("F-11", "request log", "flushed"):
                     _flush(self._folder / "data" / "requests.db")
+
+    async def _trouble(self, act: Act) -> None:
+        kind: Any = act.how
+        async with self._fault("F-47", f"{act.target} {act.how}", f"for {act.seconds:g} s"):
+            self._world.troubles[act.target] = Trouble(kind, act.delay, act.share)
+            await asyncio.sleep(act.seconds)
+            self._world.troubles.pop(act.target, None)
+
+    async def _weaken(self, act: Act) -> None:
+        """One replica does something wrong; where it dies, it may come back without its last changes."""
+        number = REPLICAS.index(act.target)
+        async with self._fault("F-50", f"{act.target} {act.how}", f"for {act.seconds:g} s"):
+            if act.how == "forgets":
+                self._cluster.ring.forget(number, act.delay)
+            kind: Weakness = "lagging" if act.how == "lagging" else "deaf" if act.how == "deaf" else "down"
+            self._cluster.ring.weaken(number, Weak(kind, act.delay, act.share))
+            await asyncio.sleep(act.seconds)
+            self._cluster.ring.heal(number)
 
     async def _publish(self, act: Act, producer: Producer) -> None:
         recipients = list(dict.fromkeys(f"r{number % self._script.recipients}" for number in act.numbers))

@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "mute", "poison", "away"]
-How = Literal["slow", "stalled", "lost", "refused", "late"]
+How = Literal["slow", "stalled", "lost", "refused", "late", "lagging", "deaf", "down", "forgets"]
+Store = Literal["file", "replicas"]
 
 NODES = ("gw-sim-0", "gw-sim-1")
 PROCESSES = ("ingest", "fanout", "prefs", "presence", "delivery", *NODES)
@@ -27,6 +28,12 @@ LINKS = (
     ("gw-sim-1", "delivery"),
 )
 STORES = ("requests.db", "high.db", "normal.db", "bulk.db", "positions.db", "inbox.db")
+# Where the inboxes are on replicas, follow-ups are on lanes.
+RETRY_STORES = ("retry-10s.db", "retry-1m.db")
+REPLICAS = ("replica-0", "replica-1", "replica-2")
+STORE_TROUBLES: tuple[How, ...] = ("slow", "stalled", "lost", "refused", "late")
+# What can be wrong with one replica. "forgets" is a crash that costs it its last changes.
+WEAKNESSES: tuple[How, ...] = ("lagging", "deaf", "down", "forgets")
 # The hooks of a run without faults, by the process that passes them.
 HOOKS = (
     "ingest before requests.db",
@@ -67,9 +74,9 @@ class Act(msgspec.Struct, frozen=True):
         number: of a content, which device, or which recipient.
         numbers: whom a content is for.
         count: at which pass of a hook; how many twins a publish has; 1 mutes and 0 takes that back.
-        how: what a store does.
+        how: what a store or a replica does.
         size: of a content, in characters at least.
-        delay: how late a store is, in seconds.
+        delay: how late a store is, or how much a replica forgets, in seconds.
         share: of a store's transactions that are hit.
     """
 
@@ -95,12 +102,14 @@ class Script(msgspec.Struct, frozen=True):
         length: seconds until everything is healed.
         recipients: how many people.
         skew: largest difference of a process's wall clock from the true one, seconds; S is twice as much.
+        store: where the inboxes are: in a file, or on three replicas.
     """
 
     acts: Sequence[Act]
     length: float
     recipients: int = 4
     skew: float = 0.4
+    store: Store = "file"
 
     @property
     def is_calm(self) -> bool:
@@ -148,7 +157,29 @@ def make(seed: int, *, faults: bool = True) -> Script:
     ]
     if faults:
         acts += [_fault(choose, length, recipients) for _ in range(choose.randint(1, 6))]
-    return Script(sorted(acts, key=lambda act: act.at), length, recipients, 0.4 if faults else 0.0)
+    store: Store = "replicas" if seed % 2 else "file"
+    if faults and store == "replicas":
+        # One replica only: two that lose something are beyond what is promised.
+        replica = choose.choice(REPLICAS)
+        acts += [_weakness(choose, length, replica) for _ in range(choose.randint(0, 4))]
+    return Script(sorted(acts, key=lambda act: act.at), length, recipients, 0.4 if faults else 0.0, store)
+
+
+def _weakness(choose: random.Random, length: float, replica: str) -> Act:
+    at = choose.uniform(0.0, length * 0.8)
+    if choose.random() < 0.2:
+        target, how = choose.choice(RETRY_STORES), choose.choice(STORE_TROUBLES)
+    else:
+        target, how = replica, choose.choice(WEAKNESSES)
+    return Act(
+        at,
+        "trouble",
+        target=target,
+        seconds=choose.uniform(1.0, 15.0),
+        how=how,
+        delay=choose.choice((0.1, 0.5, 4.0, 10.0)),
+        share=choose.choice((0.3, 1.0)),
+    )
 
 
 def _fault(choose: random.Random, length: float, recipients: int) -> Act:
@@ -164,7 +195,7 @@ def _fault(choose: random.Random, length: float, recipients: int) -> Act:
             target, other = choose.choice(links)
             return Act(at, "cut" if kind == "cut" else "reset", target, other, seconds=choose.uniform(0.5, 25.0))
         case "trouble":
-            how: How = choose.choice(("slow", "stalled", "lost", "refused", "late"))
+            how = choose.choice(STORE_TROUBLES)
             return Act(
                 at,
                 "trouble",

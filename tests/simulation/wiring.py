@@ -21,6 +21,7 @@ import heliograph_client.streams
 import mesh.lanes.sqlite
 import mesh.sqlite
 import svc_delivery.main
+import svc_delivery.store.cassandra_store
 import svc_fanout.main
 import svc_gateway.main
 import svc_gateway.worker
@@ -39,8 +40,9 @@ from svc_ingest.settings import IngestSettings
 from svc_prefs.settings import PrefsSettings
 from svc_presence.settings import PresenceSettings
 from tests.simulation.network import Channel, Network
+from tests.simulation.replicas import Ring, SimulatedSession
 from tests.simulation.storage import SimulatedBell, SimulatedLock, SimulatedThreads
-from tests.simulation.world import Host, World, current
+from tests.simulation.world import WALL_BASE_S, Host, World, current
 
 ROOT = Path(__file__).resolve().parents[2]
 SINGLE = ("ingest", "fanout", "prefs", "presence", "delivery")
@@ -48,6 +50,8 @@ NODES = ("gw-sim-0", "gw-sim-1")
 SERVICES = (*SINGLE, *NODES)
 
 _DRAIN_LIMIT_S = 5.0
+# Replicas go by the name of the file that they stand for.
+_INBOXES = "inbox.db"
 
 
 class SimulatedChannels(Channels):
@@ -161,8 +165,20 @@ def replace_once() -> None:
     _set(mesh.lanes.sqlite, "FileLock", SimulatedLock)
     _set(mesh.lanes.sqlite, "Bell", SimulatedBell)
     _set(mesh.lanes.sqlite.SqliteLaneWriter, "_ring", lambda self: SimulatedBell.ring(Path(self._bell)))
+    _set(svc_delivery.store.cassandra_store, "require", _is_ready)
+    _set(svc_delivery.store.cassandra_store, "open_session", _open_session)
     _set(heliograph_client.streams, "_open_channel", lambda address, name: Channel(address.target))
     structlog.configure(processors=[LOGS], cache_logger_on_first_use=False)
+
+
+async def _is_ready(*_: object) -> None:
+    """The replicas have their schema from the start."""
+
+
+async def _open_session(_: object) -> SimulatedSession:
+    host = current()
+    assert host is not None, "a store is opened on a machine"
+    return SimulatedSession(Cluster.ring, SimulatedThreads.world, host, _INBOXES)
 
 
 def _set(owner: object, name: str, value: object) -> None:
@@ -187,15 +203,20 @@ class Cluster:
         world: the machines.
         folder: for the files of all stores.
         skews: seconds by which a process's wall clock is off.
+        on_replicas: whether the inboxes are on replicas, not in a file.
     """
 
-    def __init__(self, world: World, folder: Path, skews: Mapping[str, float]) -> None:
+    ring: Ring
+
+    def __init__(self, world: World, folder: Path, skews: Mapping[str, float], *, on_replicas: bool = False) -> None:
         replace_once()
         self.world = world
         self.network = Network(world)
         self.folder = folder
         self.signer = _signer(folder)
         self._skews = skews
+        self._on_replicas = on_replicas
+        Cluster.ring = Ring(choose=world.random, latency=world.latency, now=lambda: WALL_BASE_S + world.loop.time())
         SimulatedThreads.world = world
         SimulatedServer.network = Channel.network = self.network
         SimulatedBell._hung.clear()
@@ -238,6 +259,9 @@ class Cluster:
             common["producers_file"] = ROOT / "deploy" / "producers.example.toml"
         if service == "gateway":
             common["node_id"] = name
+        if service == "delivery" and self._on_replicas:
+            common["store_url"] = "cassandra://replicas:9042/heliograph"
+            common["follow_ups_url"] = "sqlite:///retry"
         return common
 
     async def serving(self, host: Host) -> None:

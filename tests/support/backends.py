@@ -193,6 +193,15 @@ def swept_inbox_backends() -> list[Any]:
 
 def expiring_inbox_backends() -> list[Any]:
     """Inbox stores that forget by themselves."""
+    return [pytest.param(_replicas_inbox, id="replicas"), *_cassandra_backends()]
+
+
+def lasting_inbox_backends() -> list[Any]:
+    """Inbox stores that outlive their process."""
+    return [*swept_inbox_backends(), *_cassandra_backends()]
+
+
+def _cassandra_backends() -> list[Any]:
     return [
         pytest.param(_cassandra_inbox(scheme), id=client, marks=pytest.mark.engines)
         for client, scheme in CASSANDRA_CLIENTS.items()
@@ -212,6 +221,7 @@ def poisoned_inbox_backends() -> list[Any]:
     """Inbox stores that can be made to refuse some rows: data_dir → an opener and what makes it refuse."""
     return [
         pytest.param(lambda data_dir: (SqliteInboxOpener(data_dir), SqlitePoisoner(data_dir)), id="sqlite"),
+        pytest.param(_replicas_poisoned, id="replicas"),
         *(
             pytest.param(_cassandra_poisoned(scheme), id=client, marks=pytest.mark.engines)
             for client, scheme in CASSANDRA_CLIENTS.items()
@@ -251,6 +261,19 @@ class SqlitePoisoner:
     async def accept(self) -> None:
         """Takes it back."""
         self._poison.accept()
+
+
+def _replicas_inbox(data_dir: Path) -> Opener[Any]:
+    from tests.support.replicas import ReplicasOpener
+
+    return ReplicasOpener(data_dir)
+
+
+def _replicas_poisoned(data_dir: Path) -> tuple[InboxOpener, Poisoner]:
+    from tests.support.replicas import ReplicasOpener, ReplicasPoisoner
+
+    opener: Any = ReplicasOpener(data_dir)
+    return opener, ReplicasPoisoner(opener)
 
 
 def _cassandra_poisoned(client: str) -> Callable[[Path], tuple[InboxOpener, Poisoner]]:
