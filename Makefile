@@ -15,9 +15,9 @@ READY := .venv/.ready
 TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli/heliograph_cli clients/python/heliograph_client bench tests deploy/engines .ci proto/*.py docs/*.py)
 # The layer contracts name all six services.
 LAYERS := $(if $(filter 6,$(words $(wildcard svc_*/__init__.py))),$(BIN)/lint-imports --no-logo --no-cache,echo "layers: not before all six services are there")
-SHAPES_loop := not mesh and not processes and not engines
-SHAPES_processes := processes and not engines
-SHAPES_mesh := mesh and not engines
+SHAPES_loop := not mesh and not processes and not engines and not faults
+SHAPES_processes := processes and not engines and not faults
+SHAPES_mesh := mesh and not engines and not faults
 # On engines a cluster makes topics, keyspace and schema before it starts.
 LIMIT_engines := -o timeout=120
 FOLDER_loop := tests/scenarios
@@ -74,7 +74,7 @@ engines-test: $(READY) ## start engines of its own, run on them what needs them,
 	@$(BIN)/python .ci/engines.py
 
 contract-engines: $(READY) ## what needs the real engines: HELIOGRAPH_ENGINES names their engines.json
-	@$(BIN)/python -m pytest -q -m engines $(ARGS) tests
+	@$(BIN)/python -m pytest -q -m "engines and not faults" $(ARGS) tests
 
 scenarios: $(READY) ## the scenarios; SHAPE=loop, processes or mesh; STORES=engines on the real engines
 	@$(BIN)/python -m pytest -q -m "$(SHAPES_$(SHAPE))" $(LIMIT_$(STORES)) $(ARGS) $(FOLDER_$(SHAPE))

@@ -233,6 +233,7 @@ class Row(_Event, frozen=True, tag="row"):
         notification_id: which.
         nonce: from its content.
         read: whether it is marked as read.
+        new: whether the server knows of no device that has it.
     """
 
     tenant: str
@@ -240,6 +241,7 @@ class Row(_Event, frozen=True, tag="row"):
     notification_id: str
     nonce: str
     read: bool = False
+    new: bool = False
 
 
 class Unread(_Event, frozen=True, tag="unread"):

@@ -283,7 +283,7 @@ def unread(index: Index, _: Limits) -> Iterator[Violation]:
 
 
 def acks_stick(index: Index, _: Limits) -> Iterator[Violation]:
-    """I9: what a device acked, and was told so, is not offered to it in a later session.
+    """I9: what a device acked, and was told so, is acked for good, and not offered to it in a later session.
 
     A replay may bring it once more when it was marked since. Where a fault on its way, or a request log that did not
     know the repeat, let its row be written again, it may be offered once more, and no app shows it (I7).
@@ -301,6 +301,10 @@ def acks_stick(index: Index, _: Limits) -> Iterator[Violation]:
                     text = f"{one.notification_id} was offered to {device.name} again after its ack was confirmed"
                     yield Violation("I9", text, (one.nonce, one.notification_id))
             confirmed = {**session.confirmed, **confirmed}
+        for row in index.rows.get((device.tenant, device.recipient), ()):
+            if row.new and row.notification_id in confirmed:
+                text = f"the ack of {row.notification_id} was confirmed to {device.name}, and the server has none"
+                yield Violation("I9", text, (row.nonce, row.notification_id))
 
 
 def consent(index: Index, limits: Limits) -> Iterator[Violation]:

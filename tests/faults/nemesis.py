@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.faults import history
@@ -16,6 +16,9 @@ from tests.faults.history import Recorder
 from tests.faults.proxy import HEALTHY, Proxy, Toxics
 from tests.support.cluster import Cluster
 from tests.support.shapes import name_of
+from tests.support.wait import until
+
+_EVIDENCE_LIMIT_S = 10.0
 
 
 class Nemesis:
@@ -27,11 +30,17 @@ class Nemesis:
         self._numbers = itertools.count(1)
 
     @asynccontextmanager
-    async def fault(self, row: str, target: str) -> AsyncIterator[list[str]]:
-        """Writes a fault down that is made inside; append to the list what is observed."""
+    async def fault(self, row: str, target: str, *, device: bool = False) -> AsyncIterator[list[str]]:
+        """Writes a fault down that is made inside; append to the list what is observed.
+
+        Args:
+            row: of the catalogue.
+            target: what it is made to.
+            device: it is on a device's own way.
+        """
         operation = f"fault-{next(self._numbers)}"
         evidence: list[str] = []
-        self._recorder.add(history.FaultBegan(at=now(), operation=operation, fault=row, target=target))
+        self._recorder.add(history.FaultBegan(at=now(), operation=operation, fault=row, target=target, device=device))
         try:
             yield evidence
         finally:
@@ -66,22 +75,44 @@ class Nemesis:
             after = await self._cluster.wait_restarted(before, 40.0)
             evidence.append(f"pid {before.pid} ended, {after.pid} serves")
 
-    async def poison(self, row: str, target: str, proxy: Proxy, toxics: Toxics, seconds: float) -> None:
-        """Makes a link bad for a while."""
-        async with self.fault(row, target) as evidence:
-            proxy.apply(toxics)
+    async def poison(
+        self, row: str, target: str, proxies: Sequence[Proxy], toxics: Toxics, seconds: float, *, device: bool = False
+    ) -> None:
+        """Makes links bad for so long at least, and until that has shown; it ends in full, however it is left."""
+        async with self.fault(row, target, device=device) as evidence:
+            for proxy in proxies:
+                proxy.apply(toxics)
             try:
+                # How long it is bad is the fault itself.
                 await asyncio.sleep(seconds)
-                evidence.append(str(proxy.evidence))
+                with contextlib.suppress(AssertionError):
+                    await until(lambda: any(_bites(proxy, toxics) for proxy in proxies), _EVIDENCE_LIMIT_S, "evidence")
+                evidence += [text for proxy in proxies if (text := str(proxy.evidence)) and _bites(proxy, toxics)]
             finally:
-                proxy.apply(HEALTHY)
+                for proxy in proxies:
+                    proxy.apply(HEALTHY)
+                    if toxics.silent:
+                        # A stream that lacks bytes is over: networks do not go on behind a gap.
+                        proxy.reset_all()
 
-    async def reset(self, row: str, target: str, proxy: Proxy) -> None:
-        """Resets every connection of a link."""
-        async with self.fault(row, target) as evidence:
-            count = proxy.reset_all()
+    async def reset(self, row: str, target: str, proxies: Sequence[Proxy], *, device: bool = False) -> None:
+        """Resets every connection of links."""
+        async with self.fault(row, target, device=device) as evidence:
+            count = sum(proxy.reset_all() for proxy in proxies)
             if count:
                 evidence.append(f"{count} connections reset")
+
+
+def _bites(proxy: Proxy, toxics: Toxics) -> bool:
+    """Tells whether the toxics did what they are for, not only that bytes went through."""
+    seen = proxy.evidence
+    if toxics.silent:
+        return seen.swallowed > 0
+    if toxics.cut_after is not None or toxics.refuse:
+        return seen.resets + seen.refused > 0
+    if toxics.latency or toxics.bandwidth:
+        return seen.delayed > 0
+    return seen.bytes > 0 or bool(toxics.held and seen.connections + proxy.open_connections)
 
 
 def _state_of(pid: int) -> str:

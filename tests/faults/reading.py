@@ -126,6 +126,7 @@ class _Inbox:
                     notification_id=id_,
                     nonce=canary.nonce_of(item.notification.content.body),
                     read=item.state == NotificationState.NOTIFICATION_STATE_READ,
+                    new=item.state == NotificationState.NOTIFICATION_STATE_NEW,
                 )
             )
             self._end(id_, "inboxed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -142,7 +142,13 @@ class Run:
 
 @asynccontextmanager
 async def opened(
-    cluster: Cluster, folder: Path, *, recipients: int, name: str = PRODUCER, prefix: str = "r"
+    cluster: Cluster,
+    folder: Path,
+    *,
+    recipients: int,
+    name: str = PRODUCER,
+    prefix: str = "r",
+    url: Callable[[int], str] | None = None,
 ) -> AsyncIterator[Run]:
     """Connects the devices of so many recipients, the third of whom have two, and waits until all have caught up.
 
@@ -152,9 +158,11 @@ async def opened(
         recipients: how many.
         name: the producer's.
         prefix: of their ids, so that runs on one cluster have recipients of their own.
+        url: where the device of a number connects; None: at the nodes in turn, or at the edge.
     """
     secret = secrets.token_bytes(16)
     apps = Apps(cluster)
+    url = url or apps.url
     screens = []
     async with AsyncExitStack() as stack:
         for number in range(recipients):
@@ -164,7 +172,7 @@ async def opened(
                 recorder = stack.enter_context(Recorder(folder / f"{recipient}-{device.name}.jsonl"))
                 screen = Screen(device, secret, recorder)
                 screen.subscriber = NotedSubscriber(
-                    apps.url(number + index),
+                    url(number + index),
                     token=cluster.token(recipient, lifetime=3600.0),
                     device_id=device.name,
                     tls_context=apps.context,

@@ -1,0 +1,177 @@
+"""Brings a run to its verdict: load, faults, quiet, everything is read, and the judgement is kept for the scoreboard.
+
+A test makes its faults inside `judged`. It must not make one itself, and never softens what the checker says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.faults import history
+from tests.faults.checker import Plan, Verdict, check, report
+from tests.faults.index import Fault, Index
+from tests.faults.rig import SETTLE_LIMIT_S, Run, opened
+from tests.support.cluster import Cluster
+
+# Names the folder in which results are collected; without it none are kept.
+VARIABLE: Final = "HELIOGRAPH_FAULTS"
+
+
+class FaultResult(msgspec.Struct, frozen=True):
+    """One fault of a run.
+
+    Attributes:
+        row: of the catalogue.
+        target: what it was made to.
+        evidence: what was observed; empty: not exercised.
+        seconds: from its begin until everything published while it lasted was on all screens; None: nothing was.
+    """
+
+    row: str
+    target: str
+    evidence: str
+    seconds: float | None
+
+
+class RunResult(msgspec.Struct, frozen=True):
+    """What a run adds to the scoreboard.
+
+    Attributes:
+        test: who made it.
+        state: the verdict.
+        accepted: events.
+        deliveries: recipients of them.
+        received: notifications on wires.
+        extra: of them copies that a device had.
+        shown_twice: what a person saw twice.
+        lost: deliveries that break "no loss".
+        gaps: replays that lacked something.
+        counts: recipients whose unread number was read.
+        wrong_counts: of them, and of devices, those that differ.
+        sessions: of all devices.
+        settled: seconds until all was quiet; None: it never was.
+        faults: that were made.
+        violated: the invariants that are broken, each once.
+    """
+
+    test: str
+    state: str
+    accepted: int
+    deliveries: int
+    received: int
+    extra: int
+    shown_twice: int
+    lost: int
+    gaps: int
+    counts: int
+    wrong_counts: int
+    sessions: int
+    settled: float | None
+    faults: tuple[FaultResult, ...]
+    violated: tuple[str, ...]
+
+
+@asynccontextmanager
+async def judged(
+    cluster: Cluster,
+    prefix: str,
+    *,
+    recipients: int = 6,
+    rate: float = 20.0,
+    url: Callable[[int], str] | None = None,
+    settle: float = SETTLE_LIMIT_S,
+) -> AsyncIterator[Run]:
+    """Opens a run under load; when the context ends all must come to rest, is read, and must be valid.
+
+    Args:
+        cluster: where; everything runs, also when the context ends.
+        prefix: of the recipients' ids, unique on the cluster.
+        recipients: how many.
+        rate: events a second.
+        url: where the device of a number connects; None: at the nodes in turn, or at the edge.
+        settle: seconds in which all must come to rest.
+
+    Raises:
+        AssertionError: the verdict is not "valid"; the text has the timelines.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="hg-run-"))
+    async with opened(cluster, folder, recipients=recipients, prefix=prefix, url=url) as run:
+        async with run.load(rate=rate):
+            await run.flows(20)
+            yield run
+            await run.flows(10)
+        await run.settle(settle)
+        await run.read_everything()
+    logs = history.read(_logs(folder))
+    index = Index([line for log in logs for line in log.lines])
+    plan = Plan(publishes=30, sessions=recipients, faults=len(index.faults))
+    verdict = check(logs, plan)
+    keep(result(verdict, index))
+    assert verdict.state == "valid", f"{report(verdict)}\nlogs: {folder}"
+    shutil.rmtree(folder)
+
+
+def _logs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.jsonl"))
+
+
+def result(verdict: Verdict, index: Index) -> RunResult:
+    """Draws from a verdict what the scoreboard shows."""
+    figures, broken = verdict.figures, [violation.invariant for violation in verdict.violations]
+    seconds = [one.seconds for one in index.settled]
+    return RunResult(
+        test=os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0],
+        state=verdict.state,
+        accepted=figures.accepted,
+        deliveries=figures.deliveries,
+        received=figures.received,
+        extra=figures.extra,
+        shown_twice=figures.shown_twice,
+        lost=broken.count("I1"),
+        gaps=broken.count("I6"),
+        counts=len(index.unread) + len(index.lists),
+        wrong_counts=broken.count("I8"),
+        sessions=sum(map(len, index.sessions.values())),
+        settled=None if None in seconds else max((one for one in seconds if one is not None), default=None),
+        faults=tuple(
+            FaultResult(fault.begin.fault, fault.begin.target, fault.evidence, recovery(index, fault))
+            for fault in index.faults.values()
+        ),
+        violated=tuple(sorted(set(broken))),
+    )
+
+
+def recovery(index: Index, fault: Fault) -> float | None:
+    """Returns how long after a fault's begin everything published while it lasted was on the screens that got it."""
+    hit = {
+        notification_id
+        for content in index.contents.values()
+        if fault.begin.at <= content.first.at <= fault.end
+        for notification_id in content.ids
+    }
+    first: dict[tuple[object, str], float] = {}
+    for device, shown in index.shown.items():
+        for one in shown:
+            if one.notification_id in hit:
+                first.setdefault((device, one.notification_id), one.at)
+    return max(first.values()) - fault.begin.at if first else None
+
+
+def keep(found: RunResult) -> None:
+    """Writes a result into the folder that the variable names, if it does."""
+    folder = os.environ.get(VARIABLE, "")
+    if folder:
+        name = re.sub(r"[^\w.-]+", "-", found.test.rpartition("/")[2] or "run")
+        handle, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".json", dir=folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(found))
+        assert Path(path).stat().st_size

@@ -1,0 +1,66 @@
+"""The ways between services fail as networks do: each socket has a proxy at its place, and no process knows of it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Final
+
+import pytest
+
+from tests.faults.between import before
+from tests.faults.judging import judged
+from tests.faults.proxy import BLACK_HOLE, Proxy, Toxics
+from tests.faults.rig import Run
+from tests.support.cluster import Cluster
+from tests.support.shapes import PROCESSES
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(180),
+    pytest.mark.parametrize("cluster", [PROCESSES], indirect=True),
+]
+
+_UP, _DOWN = Toxics(silent=frozenset({"up"})), Toxics(silent=frozenset({"down"}))
+_SLOW: Final = Toxics(latency=0.1, slice=200)
+# Links notice silence after three seconds.
+_SILENT_S = 4.5
+
+
+async def _every_way(run: Run, row: str, name: str, proxy: Proxy) -> None:
+    await run.nemesis.reset(row, name, [proxy])
+    await run.flows(3)
+    await run.nemesis.poison(row, name, [proxy], _SLOW, 1.0)
+    for toxics in (BLACK_HOLE, _UP, _DOWN):
+        await run.nemesis.poison(row, name, [proxy], toxics, _SILENT_S)
+        await run.flows(3)
+    for number in (40, 300, 900, 2_500):
+        await run.nemesis.poison(row, name, [proxy], Toxics(cut_after=number), 0.5)
+    await run.flows(3)
+
+
+@pytest.mark.parametrize(
+    ("row", "callee", "callers"),
+    [
+        ("F-41", "presence", ("delivery", "gateway-0", "gateway-1")),
+        ("F-57", "delivery", ("fanout",)),
+        ("F-58", "gateway-0", ("delivery",)),
+        ("F-36", "prefs", ("fanout",)),
+    ],
+)
+async def test_a_link_between_services_fails_in_every_way(
+    cluster: Cluster, row: str, callee: str, callers: tuple[str, ...]
+) -> None:
+    """Reset, slow, silent both ways and each way, cut after so many bytes: delayed at most, and once for everybody."""
+    async with before(cluster, callee, callers) as proxy, judged(cluster, f"{callee}-way-") as run:
+        await _every_way(run, row, callee, proxy)
+
+
+async def test_an_answer_to_a_producer_is_cut_at_any_byte(cluster: Cluster) -> None:
+    """After the request and before the answer, in steps of a few bytes: the repeat is the same event."""
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(before(cluster, "ingest", ()))
+        run = await stack.enter_async_context(judged(cluster, "answer-cut-"))
+        for number in range(0, 640, 20):
+            await run.nemesis.poison("F-01", "ingest", [proxy], Toxics(cut_after=number), 0.4)
+        await run.nemesis.poison("F-15", "ingest", [proxy], _DOWN, 3.0)
+        await run.flows(5)
