@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tests.faults.checker import report
-from tests.simulation.mutants import BY_NAME, MUTANTS, mutated
+from tests.faults.checker import Verdict, report
+from tests.simulation.mutant import Make, Mutant, mutated
+from tests.simulation.mutants import BY_NAME, MUTANTS
 from tests.simulation.run import Outcome, run
 from tests.simulation.script import make
 
@@ -109,20 +110,35 @@ def run_mutants(names: Sequence[str]) -> list[str]:
     """Runs mutants; returns what was wrong: one that was not noticed, or a script that is not valid without one."""
     wrong = []
     for mutant in [BY_NAME[name] for name in names] if names else MUTANTS:
-        clean = run(mutant.script, 1)
-        if clean.verdict.state != "valid":
-            wrong.append(f"{mutant.name}: its script is {clean.verdict.state} without it")
-            _tell(clean, calm=False)
-            continue
-        with mutated(mutant):
-            verdicts = (run(mutant.script, seed).verdict for seed in range(1, _MUTANT_SEEDS + 1))
-            noticed = next((verdict for verdict in verdicts if verdict.state == "invalid"), None)
-        if noticed is None:
-            wrong.append(f"{mutant.name}: not noticed with {_MUTANT_SEEDS} seeds")
-            continue
-        broken = sorted({violation.invariant for violation in noticed.violations})
-        print(f"noticed: {mutant.name}: {', '.join(broken)}", flush=True)
+        noticed = _noticed(mutant)
+        if isinstance(noticed, str):
+            wrong.append(f"{mutant.name}: {noticed}")
+        else:
+            broken = sorted({violation.invariant for violation in noticed.violations})
+            print(f"noticed: {mutant.name}: {', '.join(broken)}", flush=True)
     return wrong
+
+
+def _noticed(mutant: Mutant) -> Verdict | str:
+    """Returns the verdict that gives a mutant away, or what is wrong with the mutant."""
+    beside: list[Make] = [] if mutant.beside is None else [mutant.beside]
+    for seed in range(1, _MUTANT_SEEDS + 1):
+        with mutated(mutant.make, *beside):
+            verdict = run(mutant.script, seed).verdict
+        if verdict.state == "invalid":
+            break
+    else:
+        return f"not noticed with {_MUTANT_SEEDS} seeds"
+    # The very seed that gave it away is valid without it, whatever else is broken.
+    for broken in [[], beside] if beside else [[]]:
+        with mutated(*broken):
+            clean = run(mutant.script, seed)
+        if clean.verdict.state != "valid":
+            _tell(clean, calm=False)
+            return (
+                f"with seed {seed} its script is {clean.verdict.state} without it{' and with the other' * bool(broken)}"
+            )
+    return verdict
 
 
 def _seeds(texts: Sequence[str]) -> Iterable[int]:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 import heliograph_client.inbound
 import heliograph_client.resume
@@ -39,66 +36,10 @@ import svc_gateway.service
 import svc_gateway.worker
 import svc_ingest.core
 from mesh.ids import join_key
-from tests.simulation.script import NODES, Act, Script
-
-Replace = Callable[[Any, str, Any], None]
-Make = Callable[[Replace], None]
-
-
-class Mutant(msgspec.Struct, frozen=True):
-    """One broken rule.
-
-    Attributes:
-        name: the rule.
-        make: breaks it.
-        script: brings it to light, with one of a few seeds.
-    """
-
-    name: str
-    make: Make
-    script: Script
-
-
-@contextmanager
-def mutated(mutant: Mutant) -> Iterator[None]:
-    """Breaks the rule while the context is open."""
-    kept: list[tuple[Any, str, Any]] = []
-
-    def replace(owner: Any, name: str, value: Any) -> None:
-        kept.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
-
-    mutant.make(replace)
-    try:
-        yield
-    finally:
-        for owner, name, value in reversed(kept):
-            setattr(owner, name, value)
-
-
-# ---------------------------------------------------------------- scripts
-
-
-def _events(count: int = 20, length: float = 10.0, **fields: Any) -> list[Act]:
-    """Events at a steady pace to both recipients."""
-    return [
-        Act(at=length * number / count, kind="publish", number=2 * number, numbers=(0, 1), **fields)
-        for number in range(count)
-    ]
-
-
-def _script(acts: Sequence[Act], *more: Act, length: float = 30.0) -> Script:
-    return Script(sorted((*acts, *more), key=lambda act: act.at), length, 2, 0.0)
-
-
-def _crash(target: str, *times: float) -> list[Act]:
-    return [Act(at=at, kind="crash", target=target) for at in times]
-
-
-_CALM = _script(_events())
-
-
-# ---------------------------------------------------------------- mutants
+from tests.simulation.mutant import CALM, Mutant, Replace, away, crash, cuts, events, script
+from tests.simulation.mutants_of_time import MUTANTS as OF_TIME
+from tests.simulation.mutants_of_time import no_follow_up
+from tests.simulation.script import NODES, Act
 
 
 def _ok_before_append(replace: Replace) -> None:
@@ -153,10 +94,6 @@ def _cursor_ahead(replace: Replace) -> None:
     replace(svc_delivery.replay, "cursor_after", lambda read_us, margin: read_us + 20_000_000)
 
 
-def _no_overlap(replace: Replace) -> None:
-    replace(svc_delivery.replay, "cursor_after", lambda read_us, margin: read_us)
-
-
 def _wrong_key_order(replace: Replace) -> None:
     replace(svc_delivery.intake, "join_key", lambda tenant, recipient: join_key(recipient, tenant))
 
@@ -169,16 +106,6 @@ def _drop_when_full(replace: Replace) -> None:
             write(self, frame)
 
     replace(svc_gateway.connect.StreamConnection, "write", dropping)
-
-
-def _confirm_before_store(replace: Replace) -> None:
-    store = svc_gateway.service.Gateway._store
-
-    def told(self: Any, connection: Any, session: Any, decision: Any) -> None:
-        store(self, connection, session, decision)
-        self.stored(list(self.marks._waiting)) if hasattr(self.marks, "_waiting") else None
-
-    replace(svc_gateway.service.Gateway, "_store", told)
 
 
 def _trust_presence(replace: Replace) -> None:
@@ -216,12 +143,7 @@ def _skip_poison(replace: Replace) -> None:
 
 
 def _no_follow_up(replace: Replace) -> None:
-    write = svc_delivery.writes.FreshWriter.write
-
-    async def without(self: Any, rows: Any, follow_up: Any = None, decisions: Any = ()) -> int:
-        return await write(self, rows, None, decisions)
-
-    replace(svc_delivery.writes.FreshWriter, "write", without)
+    no_follow_up(replace)
     # It would find after ten seconds what is connected.
     _look_at_no_link(replace)
 
@@ -250,66 +172,57 @@ def _look_at_no_link(replace: Replace) -> None:
     replace(svc_gateway.service.Gateway, "look_soon", lambda self, within: None)
 
 
-def _away(number: int, *times: float, seconds: float) -> list[Act]:
-    return [Act(at=at, kind="away", number=number, seconds=seconds) for at in times]
-
-
-def _cuts(name: str, at: float, seconds: float) -> list[Act]:
-    return [Act(at=at, kind="cut", target=name, other=node, seconds=seconds) for node in NODES]
-
-
 MUTANTS: Sequence[Mutant] = (
-    Mutant("OK before the lane has it", _ok_before_append, _script(_events(), *_crash("ingest", 3.0, 6.0, 9.0))),
+    *OF_TIME,
+    Mutant("OK before the lane has it", _ok_before_append, script(events(), *crash("ingest", 3.0, 6.0, 9.0))),
     Mutant(
         "the position moves before the rows are written",
         _commit_before_write,
-        _script(
-            _events(40),
+        script(
+            events(40),
             Act(at=1.0, kind="cut", target="fanout", other="delivery", seconds=6.0),
-            *_crash("fanout", 5.0),
+            *crash("fanout", 5.0),
         ),
     ),
     Mutant(
         "the position moves to the largest that is done",
         _commit_the_largest,
-        _script(
-            _events(80),
+        script(
+            events(80),
             Act(at=1.0, kind="trouble", target="inbox.db", seconds=8.0, how="stalled", delay=1.5, share=0.3),
-            *_crash("delivery", 2.5, 5.5),
-            *_crash("fanout", 2.5, 5.5),
+            *crash("delivery", 2.5, 5.5),
+            *crash("fanout", 2.5, 5.5),
         ),
     ),
     # A repeat comes when the request log is too slow to know it, and after the cursor has passed the first row.
     Mutant(
         "an app shows every copy",
         _show_every_copy,
-        _script(
+        script(
             [
                 Act(at=2.0 + 0.1 * number, kind="publish", number=2 * number, numbers=(0, 1), count=2)
                 for number in range(5)
             ],
-            *_away(0, 9.5, seconds=0.2),
+            *away(0, 9.5, seconds=0.2),
             Act(at=11.0, kind="trouble", target="requests.db", seconds=4.0, how="slow", delay=0.5),
             length=25.0,
         ),
     ),
     Mutant(
-        "a node offers what it gave", _offer_what_was_given, _script(_events(60), *_away(0, 2.0, 5.0, 8.0, seconds=0.5))
+        "a node offers what it gave", _offer_what_was_given, script(events(60), *away(0, 2.0, 5.0, 8.0, seconds=0.5))
     ),
-    Mutant(
-        "a cursor is ahead of its read", _cursor_ahead, _script(_events(40, 20.0), *_away(1, 3.0, 8.0, seconds=9.0))
-    ),
-    Mutant("tenant and recipient are mixed up", _wrong_key_order, _CALM),
+    Mutant("a cursor is ahead of its read", _cursor_ahead, script(events(40, 20.0), *away(1, 3.0, 8.0, seconds=9.0))),
+    Mutant("tenant and recipient are mixed up", _wrong_key_order, CALM),
     Mutant(
         "what does not fit is dropped",
         _drop_when_full,
-        _script(_events(80, 8.0, size=3_500), *_cuts("device:r0/0", 2.0, 9.0)),
+        script(events(80, 8.0, size=3_500), *cuts("device:r0/0", 2.0, 9.0)),
     ),
-    Mutant("presence that forgot is trusted", _trust_presence, _script(_events(30), *_crash("presence", 3.0, 6.0))),
+    Mutant("presence that forgot is trusted", _trust_presence, script(events(30), *crash("presence", 3.0, 6.0))),
     Mutant(
         "wishes are remembered for ever",
         _wishes_for_ever,
-        _script(
+        script(
             [Act(at=1.0 + number, kind="publish", number=2 * number + 1, numbers=(0, 1)) for number in range(20)],
             Act(at=5.0, kind="mute", number=0, count=1),
         ),
@@ -317,8 +230,8 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a repeat gets another id",
         _new_id_each_time,
-        _script(
-            _events(30),
+        script(
+            events(30),
             *(
                 Act(at=2.0, kind="trouble", target=store, seconds=5.0, how="lost", share=0.7)
                 for store in ("normal.db", "high.db")
@@ -328,8 +241,8 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "expired events are delivered",
         _ignore_expiry,
-        _script(
-            _events(),
+        script(
+            events(),
             Act(at=4.0, kind="publish", number=100, numbers=(0, 1), seconds=3.0),
             Act(at=3.9, kind="cut", target="fanout", other="delivery", seconds=8.0),
         ),
@@ -337,32 +250,32 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "records that nobody can read are skipped",
         _skip_poison,
-        _script(_events(), Act(at=3.0, kind="poison", target="normal")),
+        script(events(), Act(at=3.0, kind="poison", target="normal")),
     ),
     Mutant(
         "nothing looks after what was accepted",
         _no_follow_up,
-        _script(
-            _events(40),
+        script(
+            events(40),
             Act(at=2.0, kind="cut", target="delivery", other="presence", seconds=9.0),
-            *_crash("delivery", 6.0),
+            *crash("delivery", 6.0),
         ),
     ),
     Mutant(
         "unread is a number of its own",
         _unread_as_a_counter,
-        _script(_events(), *(Act(at=3.0 + at, kind="read", number=at) for at in range(6))),
+        script(events(), *(Act(at=3.0 + at, kind="read", number=at) for at in range(6))),
     ),
     Mutant(
         "notifications go to strangers",
         _leak_to_everybody,
-        _script([Act(at=2.0 + number, kind="publish", number=2 * number, numbers=(0,)) for number in range(15)]),
+        script([Act(at=2.0 + number, kind="publish", number=2 * number, numbers=(0,)) for number in range(15)]),
     ),
     # What waited for a node in a process that died; the recipient's other device has acked it meanwhile.
     Mutant(
         "nobody looks when a link is back",
         _look_at_no_link,
-        _script(
+        script(
             [Act(at=1.0 + number * 0.5, kind="publish", number=2 * number, numbers=(0,)) for number in range(50)],
             *(
                 act

@@ -190,7 +190,14 @@ class Story:
 
     # ------------------------------------------------------------ the end
 
-    def rows(self, recipient: str, *names: str, read: Sequence[str] = (), unread: int | None = None) -> Story:
+    def rows(
+        self,
+        recipient: str,
+        *names: str,
+        read: Sequence[str] = (),
+        new: Sequence[str] = (),
+        unread: int | None = None,
+    ) -> Story:
         """Lists an inbox from the top, with the server's count, and what `Explain` says of its rows."""
         for name in names:
             content = name.partition("@")[0]
@@ -202,6 +209,7 @@ class Story:
                     notification_id=_id(name),
                     nonce=content,
                     read=name in read,
+                    new=name in new,
                 )
             )
             self.terminal(recipient, name, "inboxed")

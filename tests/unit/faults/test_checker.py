@@ -36,6 +36,14 @@ def _away(story: Story) -> Story:
 
 LEGAL: dict[str, Callable[[], Story]] = {
     "one event arrives": lambda: _ended(_one(), "a"),
+    "what was not acked is new to the server": lambda: (
+        Story()
+        .connect(ALICE)
+        .publish("a")
+        .receive(ALICE, "a")
+        .rows("alice", "a", new=["a"])
+        .final(ALICE, "a", unread=1)
+    ),
     "an unknown publish does not appear": lambda: _ended(_one().publish("b", end="info"), "a"),
     "an unknown publish appears": lambda: _ended(
         _one().publish("b", end="info").receive(ALICE, "b").acked(ALICE, "b"), "b", "a"
@@ -334,6 +342,18 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
         lambda: _one().wait(60).rows("alice", "a", unread=2).final(ALICE, "a", unread=2),
     ),
     "a device counts something else": ("I8", lambda: _one().wait(60).rows("alice", "a").final(ALICE, "a", unread=0)),
+    "the server has nothing of a confirmed ack": (
+        "I9",
+        lambda: (
+            Story()
+            .connect(ALICE)
+            .publish("a")
+            .receive(ALICE, "a")
+            .acked(ALICE, "a")
+            .rows("alice", "a", new=["a"])
+            .final(ALICE, "a", unread=1)
+        ),
+    ),
     "a confirmed ack does not stick": (
         "I9",
         lambda: _ended(
