@@ -40,8 +40,8 @@ def install(wheel: Path, environment: Path) -> Path:
 
 def copy_tests(scratch: Path) -> None:
     """Copies the tests that need no repository, and the rules they run under."""
-    # bench is not packed.
-    skip = shutil.ignore_patterns("__pycache__", "bench")
+    # bench is not packed, and the rig of faults is the tests' own.
+    skip = shutil.ignore_patterns("__pycache__", "bench", "faults")
     tests = scratch / "tests"
     tests.mkdir()
     for name in ("__init__.py", "conftest.py"):
