@@ -63,6 +63,7 @@ class Figures(msgspec.Struct, frozen=True):
     fsync: Spread
     cpu_micros: dict[str, float]
     errors: list[str]
+    stores: str = "embedded"
 
     @property
     def sum_micros(self) -> float:
@@ -80,6 +81,15 @@ LOADS: Mapping[str, Load] = {
         Load("ten recipients 8,000/s", 8_000.0, audience=10, batch=20),
         Load("half of 1,000/s", 1_000.0, batch=10),
         Load("half of 1,000/s, a node frozen", 1_000.0, batch=10, frozen_node=True),
+    )
+}
+# What the engines must carry, they themselves on the same cores.
+ON_ENGINES: Mapping[str, Load] = {
+    load.name: load
+    for load in (
+        Load("single 100/s", 100.0),
+        Load("one recipient 1,000/s", 1_000.0, batch=10),
+        Load("ten recipients 3,000/s", 3_000.0, audience=10, batch=10),
     )
 }
 FLOORS = ("single 100/s", "one recipient 2,500/s", "ten recipients 4,000/s")
@@ -137,6 +147,7 @@ def measure(installation: Installation, load: Load, *, seconds: float, sessions:
         fsync=fsync,
         cpu_micros={name: round((after[name] - before.get(name, 0.0)) * 1_000_000 / count, 1) for name in after},
         errors=sent.errors,
+        stores=installation.stores,
     )
 
 
@@ -146,6 +157,7 @@ def show(figures: Sequence[Figures]) -> str:
         (
             one.load.name,
             "direct" if one.direct else "mesh",
+            one.stores,
             f"{one.achieved_rate:,.0f}",
             f"{one.due:,}",
             f"{one.due - one.received:,}",
@@ -158,7 +170,7 @@ def show(figures: Sequence[Figures]) -> str:
         )
         for one in figures
     ]
-    columns: tuple[str, ...] = ("load", "shape", "due/s", "due", "missing", "twice")
+    columns: tuple[str, ...] = ("load", "shape", "stores", "due/s", "due", "missing", "twice")
     columns += ("receipt p50/p99 ms", "ack p50/p99 ms", "p99.9", "CPU µs each", "fsync p50/p99 ms")
     return table(columns, rows)
 
@@ -249,6 +261,35 @@ def output(process: subprocess.Popen[bytes]) -> bytes:
     return output.splitlines()[-1]
 
 
+def beside_engines(engines: Path, shapes: str, *, seconds: float, sessions: int) -> list[Figures]:
+    """Runs each load on embedded stores and right after on engines, with names of its own there."""
+    figures: list[Figures] = []
+    for shape in ("direct", "mesh") if shapes == "both" else (shapes,):
+        for load in ON_ENGINES.values():
+            for file in (None, engines):
+                name = f"bench{os.getpid()}n{len(figures)}"
+                with Installation(direct=shape == "direct", engines=file, name=name) as installation:
+                    measure(installation, Load("warm-up", 200.0, batch=10), seconds=3.0, sessions=100)
+                    figures.append(measure(installation, load, seconds=seconds, sessions=sessions))
+                print(show(figures[-1:]), flush=True)
+    return figures
+
+
+def show_ratios(figures: Sequence[Figures]) -> str:
+    """Returns how many times as long, and as dear, each load is on engines."""
+    rows = [
+        (
+            one.load.name,
+            "direct" if one.direct else "mesh",
+            f"{other.ack.p50 / max(one.ack.p50, 0.01):.1f}",
+            f"{other.ack.p99 / max(one.ack.p99, 0.01):.1f}",
+            f"{other.sum_micros / max(one.sum_micros, 0.01):.1f}",
+        )
+        for one, other in zip(figures[0::2], figures[1::2], strict=True)
+    ]
+    return table(("engines / embedded", "shape", "ack p50", "ack p99", "CPU of our processes"), rows)
+
+
 def main() -> None:
     """Runs the loads that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -259,9 +300,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--sessions", type=int, default=1_000)
     parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument(
+        "--engines",
+        type=Path,
+        metavar="FILE",
+        help="the loads of engines, on those that engines.json names and on embedded stores beside them",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
     figures: list[Figures] = []
+    if chosen.engines is not None:
+        figures = beside_engines(chosen.engines, chosen.shape, seconds=chosen.seconds, sessions=chosen.sessions)
+        print("\n" + show(figures) + "\n\n" + show_cpu(figures) + "\n\n" + show_ratios(figures))
+        return
     for shape in ("direct", "mesh") if chosen.shape == "both" else (chosen.shape,):
         for name in chosen.load or (*FLOORS, *(HALVES if shape == "direct" else ())):
             # A fresh installation each: no load inherits another one's follow-ups or full disks.

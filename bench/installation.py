@@ -128,6 +128,11 @@ class Installation:
         if self._temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    @property
+    def stores(self) -> str:
+        """What keeps its data: "embedded" or "engines"."""
+        return "embedded" if self._engines is None else "engines"
+
     def leave_running(self) -> None:
         """Goes on when the context ends: `heliograph down` stops it."""
         self._process, self._temporary = None, False
