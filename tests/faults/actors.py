@@ -30,6 +30,8 @@ from tests.faults import canary, history
 from tests.faults.history import Device, Recorder
 
 _RETRY_PAUSE_S = 0.3
+# Instead of an id: its time is over, and no further try changes that.
+_OVER = ""
 # They say that the request itself is wrong.
 _REFUSALS = (AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unauthenticated)
 _URGENCY: Mapping[PriorityName, int] = {"high": 3, "normal": 2, "bulk": 1}
@@ -294,6 +296,8 @@ class Producer:
                     for answer in filter(None, answers):
                         self.accepted[answer] = tuple(recipients)
                         return answer
+                    if all(answer == _OVER for answer in answers):
+                        return None
                     await asyncio.sleep(_RETRY_PAUSE_S)
         except TimeoutError:
             return None
@@ -331,15 +335,20 @@ class Producer:
                 expire=expire,
             )
         )
+        retries = self._publisher.stats.retries
         try:
             receipt = await self._publisher.publish(prepared)
         except Failure as failure:
-            # What was refused for what it is was refused before anything was done; of the rest nobody knows.
-            kind = history.PublishFail if isinstance(failure, _REFUSALS) else history.PublishInfo
+            # What was refused for what it is was refused before anything was done; of the rest nobody knows. Nor is
+            # anything known of the SDK's earlier tries: one without an answer may have been accepted.
+            certain = isinstance(failure, _REFUSALS) and self._publisher.stats.retries == retries
+            kind = history.PublishFail if certain else history.PublishInfo
             self._recorder.add(
                 kind(at=self._now(), operation=operation, reason=failure.reason or type(failure).__name__)
             )
-            if kind is history.PublishFail and failure.reason != "EVENT_EXPIRED":
+            if failure.reason == "EVENT_EXPIRED":
+                return _OVER
+            if kind is history.PublishFail:
                 raise
             return None
         self._recorder.add(

@@ -19,9 +19,10 @@ from tests.faults.checker import Verdict, report
 from tests.simulation.mutant import Make, Mutant, mutated
 from tests.simulation.mutants import BY_NAME, MUTANTS
 from tests.simulation.run import Outcome, run
-from tests.simulation.script import make
+from tests.simulation.script import HOOKS, LANE_HOOKS, PROCESSES, READING_HOOKS, make
 
 _LOG_LINES = 60
+_HOOKS = (*HOOKS, *LANE_HOOKS)
 # A mutant has so many seeds to be noticed.
 _MUTANT_SEEDS = 5
 
@@ -39,6 +40,7 @@ class Board(msgspec.Struct):
         seconds: virtual.
         hooks: passed at least once.
         crashed: hooks at which a process died.
+        disagreed: reads of two replicas that had different cells.
         slowest: longest time until all was quiet after the last fault, virtual seconds.
         digests: of each run's history, by its seed.
     """
@@ -52,6 +54,7 @@ class Board(msgspec.Struct):
     seconds: float = 0.0
     hooks: Counter[str] = msgspec.field(default_factory=Counter)
     crashed: Counter[str] = msgspec.field(default_factory=Counter)
+    disagreed: int = 0
     slowest: float = 0.0
     digests: dict[int, str] = msgspec.field(default_factory=dict)
 
@@ -66,8 +69,9 @@ class Board(msgspec.Struct):
         self.extra += figures.extra
         self.faults += figures.faults
         self.seconds += outcome.seconds
-        self.hooks.update(outcome.visited)
+        self.hooks.update({hook: count for hook, count in outcome.visited.items() if _is_of_a_service(hook)})
         self.crashed.update(outcome.crashed)
+        self.disagreed += outcome.disagreed
         self.slowest = max(self.slowest, outcome.settled or 0.0)
         self.digests[outcome.seed] = outcome.digest
 
@@ -77,10 +81,28 @@ class Board(msgspec.Struct):
             (
                 f"seeds {self.seeds}, not valid {len(self.failed)}{f': {self.failed}' if self.failed else ''}",
                 f"events accepted {self.accepted}, deliveries {self.deliveries}, copies too many {self.extra}",
-                f"faults {self.faults}; hooks passed {len(self.hooks)}, processes died at {len(self.crashed)} of them",
+                f"faults {self.faults}, weak replicas disagreed {self.disagreed} times",
+                f"hooks {len(_HOOKS)}, passed {len(self.hooks)}, processes died at {len(self.crashed)} of them",
                 f"virtual time {self.seconds / 3600:.1f} h; quiet again at the latest after {self.slowest:.1f} s",
             )
         )
+
+    def left_out(self) -> str:
+        """Says which hooks nobody passed, at which nobody died, and which nobody has listed."""
+        never = [hook for hook in _HOOKS if hook not in self.hooks]
+        undead = [hook for hook in _HOOKS if hook in self.hooks and hook not in self.crashed]
+        parts = (("never passed", never), ("no process died at", undead), ("not listed", self.unlisted))
+        return "\n".join(f"hooks {what} ({len(hooks)}): {', '.join(hooks)}" for what, hooks in parts if hooks)
+
+    @property
+    def unlisted(self) -> list[str]:
+        """Hooks that were passed and are not in the list."""
+        return sorted(self.hooks.keys() - {*_HOOKS})
+
+
+def _is_of_a_service(hook: str) -> bool:
+    kinds = {name.partition("-sim")[0] + "-sim" if name.startswith("gw-") else name for name in PROCESSES}
+    return hook.partition(" ")[0] in kinds and hook not in READING_HOOKS
 
 
 def run_seeds(seeds: Iterable[int], *, calm: bool) -> Board:
@@ -162,8 +184,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"mutants noticed {len(chosen.mutants or MUTANTS) - len(wrong)} of {len(chosen.mutants or MUTANTS)}")
     if chosen.seeds:
         board = run_seeds(_seeds(chosen.seeds), calm=chosen.calm)
-        print(json.dumps(board.digests) if chosen.digests else board)
+        print(json.dumps(board.digests) if chosen.digests else f"{board}\n{board.left_out()}".rstrip())
         wrong += [f"seed {seed}" for seed in board.failed]
+        wrong += [f"hook {hook}: is in no list of tests.simulation.script" for hook in board.unlisted]
     print(f"took {time.monotonic() - began:.1f} s", file=sys.stderr)
     for line in wrong:
         print(f"FAILED {line}", file=sys.stderr)

@@ -236,6 +236,8 @@ class _Call:
         try:
             self.result = await behaviour(request, context)
             self.status = None
+            if request is not None and self.server is not None and self.server.alive:
+                self.world.hook(self.server, f"answer {_short(self.path)}")
         except grpc.aio.AbortError:
             self.status = context.aborted
         except asyncio.CancelledError:

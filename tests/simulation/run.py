@@ -58,6 +58,7 @@ class Outcome(msgspec.Struct, frozen=True):
         seconds: virtual seconds.
         visited: hooks passed.
         crashed: hooks at which a process died.
+        disagreed: reads of two replicas that had different cells.
         digest: of the whole history: the same seed gives the same one.
         settled: seconds until all was quiet after the last fault; None: it never was.
         logs: what the services logged.
@@ -70,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float
     visited: Mapping[str, int]
     crashed: Mapping[str, int]
+    disagreed: int
     digest: str
     settled: float | None
     logs: Sequence[str]
@@ -154,6 +156,7 @@ class _Run:
             seconds=self._loop.time(),
             visited=dict(self._world.visited),
             crashed=dict(self._world.crashed),
+            disagreed=self._cluster.ring.disagreed,
             digest=digest,
             settled=settled,
             logs=list(LOGS.lines) if verdict.state != "valid" else (),

@@ -34,32 +34,50 @@ REPLICAS = ("replica-0", "replica-1", "replica-2")
 STORE_TROUBLES: tuple[How, ...] = ("slow", "stalled", "lost", "refused", "late")
 # What can be wrong with one replica. "forgets" is a crash that costs it its last changes.
 WEAKNESSES: tuple[How, ...] = ("lagging", "deaf", "down", "forgets")
-# The hooks of a run without faults, by the process that passes them.
+
+
+def _around(process: str, *effects: str) -> tuple[str, ...]:
+    return tuple(f"{process} {moment} {effect}" for effect in effects for moment in ("before", "after"))
+
+
+# Every place at which a process may die, by who passes it: around a transaction, around a call, before it answers one,
+# before it sends a message of a stream. A run that passes another one is told to be incomplete.
 HOOKS = (
-    "ingest before requests.db",
-    "ingest after requests.db",
-    "ingest before normal.db",
-    "ingest after normal.db",
-    "ingest before high.db",
-    "ingest after high.db",
-    "fanout before positions.db",
-    "fanout after positions.db",
-    "fanout before call BatchGetPlans",
-    "fanout after call BatchGetPlans",
+    *_around("ingest", "requests.db", "high.db", "normal.db", "bulk.db"),
+    "ingest answer Publish",
+    *_around("fanout", "positions.db", "slices-high.db", "slices-normal.db", "slices-bulk.db"),
+    *_around("fanout", "call BatchResolve", "call ListWishChanges"),
+    "fanout before call Dispatch",
     "fanout send Dispatch",
-    "delivery before inbox.db",
-    "delivery after inbox.db",
-    "delivery before call BatchGetPresence",
-    "delivery after call BatchGetPresence",
+    *_around("prefs", "prefs.db"),
+    "prefs answer BatchResolve",
+    "prefs answer ListWishChanges",
+    "prefs answer UpdatePreferences",
+    "presence answer BatchGetPresence",
+    "presence answer ListNodes",
+    "presence answer RenewNode",
+    "presence answer ReportSessions",
+    *_around("delivery", "inbox.db", "call BatchGetPresence", "call ListNodes", "call BatchResolve"),
+    "delivery before call Deliver",
     "delivery send Deliver",
     "delivery send Dispatch",
-    "gw-sim before call ReportSessions",
-    "gw-sim after call ReportSessions",
-    "gw-sim before call BatchReplayInbox",
-    "gw-sim after call BatchReplayInbox",
+    "delivery answer BatchGetHeads",
+    "delivery answer BatchMark",
+    "delivery answer BatchReplayInbox",
+    *_around("gw-sim", "call RenewNode", "call ReportSessions", "call BatchReplayInbox", "call BatchGetHeads"),
+    *_around("gw-sim", "call BatchMark"),
     "gw-sim send Deliver",
     "gw-sim send Connect",
 )
+# Passed only when a run is over and everything is read.
+READING_HOOKS = (
+    "fanout answer GetLag",
+    "fanout answer ListParked",
+    "delivery answer Explain",
+    "delivery answer ListInbox",
+)
+# Where follow-ups are on lanes.
+LANE_HOOKS = _around("delivery", "retry-10s.db", "retry-1m.db", "retry-10m.db", "retry-positions.db")
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -158,6 +176,11 @@ def make(seed: int, *, faults: bool = True) -> Script:
     if faults:
         acts += [_fault(choose, length, recipients) for _ in range(choose.randint(1, 6))]
     store: Store = "replicas" if seed % 2 else "file"
+    if faults:
+        # Each hook has its seed, whatever else the seeds draw.
+        hooks = (*HOOKS, *LANE_HOOKS)
+        at = choose.uniform(0.0, length * 0.8)
+        acts.append(Act(at, "crash at", target=hooks[seed % len(hooks)], count=choose.randint(1, 3)))
     if faults and store == "replicas":
         # One replica only: two that lose something are beyond what is promised.
         replica = choose.choice(REPLICAS)

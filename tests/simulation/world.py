@@ -100,7 +100,7 @@ class World:
         self.on_crash: Callable[[Host], None] = lambda host: None
         # What broke on a living machine and nobody took: a fault of the code or of the simulation.
         self.broken: list[str] = []
-        self._armed: tuple[str, int] | None = None
+        self._armed: dict[str, int] = {}
         self._cut: dict[frozenset[str], float] = {}
         loop.set_task_factory(_own)
         loop.set_exception_handler(self._note)
@@ -140,17 +140,17 @@ class World:
 
     def arm(self, hook: str, count: int) -> None:
         """Lets the process die at the so-manieth pass of a hook from now on."""
-        self._armed = hook, count
+        self._armed[hook] = count
 
     def hook(self, host: Host, name: str) -> bool:
         """Passes a hook; False when the process died here."""
         label = f"{host.kind} {name}"
         self.visited[label] += 1
         self.effects += 1
-        if self._armed is not None and self._armed[0] == label:
-            left = self._armed[1] - 1
-            self._armed = (label, left) if left else None
-            if not left:
+        if label in self._armed:
+            self._armed[label] -= 1
+            if not self._armed[label]:
+                del self._armed[label]
                 self.crashed[label] += 1
                 self.crash(host)
         return host.alive
@@ -176,7 +176,7 @@ class World:
         """Ends all trouble and all cuts; what is held arrives as it was said when it was sent."""
         self.troubles.clear()
         self._cut.clear()
-        self._armed = None
+        self._armed.clear()
 
     def trouble(self, store: str) -> Trouble | None:
         """Returns what a store does to this transaction, if anything."""
