@@ -24,7 +24,7 @@ FOLDER_loop := tests/scenarios
 FOLDER_processes := tests
 FOLDER_mesh := tests
 
-.PHONY: help install demo test fmt fmt-check lint types gen gen-check breaking unit contract engines engines-stop engines-test contract-engines scenarios wheel-test docs docs-check bench lock clean
+.PHONY: help install demo test fmt fmt-check lint types gen gen-check breaking unit contract engines engines-stop engines-test contract-engines scenarios faults faults-full faults-engines wheel-test docs docs-check bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +78,15 @@ contract-engines: $(READY) ## what needs the real engines: HELIOGRAPH_ENGINES na
 
 scenarios: $(READY) ## the scenarios; SHAPE=loop, processes or mesh; STORES=engines on the real engines
 	@$(BIN)/python -m pytest -q -m "$(SHAPES_$(SHAPE))" $(LIMIT_$(STORES)) $(ARGS) $(FOLDER_$(SHAPE))
+
+faults: $(READY) ## faults under load, judged, and simulated ones; ends in a scoreboard (quick set)
+	@$(BIN)/python -m tests.faults.board quick
+
+faults-full: $(READY) ## all of it: 2,000 seeds, every mutant, larger crowds, the engines killed
+	@$(BIN)/python -m tests.faults.board full
+
+faults-engines: $(READY) ## the engines killed in the middle of a run: HELIOGRAPH_ENGINES names a set of one's own
+	@STORES=engines $(BIN)/python -m pytest -q -m "faults and engines" $(ARGS) tests/faults
 
 wheel-test: $(READY) ## build the wheel and run the unit tests on it as installed
 	@$(BIN)/python .ci/wheel.py $(ARGS)

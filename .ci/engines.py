@@ -88,13 +88,17 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def main() -> int:
-    """Runs all steps; a signal to end stops the engines first."""
+def main(arguments: Sequence[str]) -> int:
+    """Runs the step that is given, or all; a signal to end stops the engines first."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     checkout = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
     own = default_folder()
     try:
-        return run(STEPS, ["make", "--no-print-directory"], own.with_name(f"{own.name}-test-{checkout}"))
+        return run(
+            (tuple(arguments),) if arguments else STEPS,
+            ["make", "--no-print-directory"],
+            own.with_name(f"{own.name}-test-{checkout}"),
+        )
     except EnginesFailed as failed:
         for line in failed.lines:
             print(f"engines: {line}", file=sys.stderr)
@@ -104,4 +108,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectResponse
@@ -97,6 +97,7 @@ class Screen:
         self.device = device
         self._now = clock
         self.sessions = 0
+        self.gateway = ""
         self.shown: set[str] = set()
         self.subscriber: NotedSubscriber
         self._secret = secret
@@ -120,7 +121,7 @@ class Screen:
             case "welcome":
                 self.sessions += 1
                 self._welcomed = True
-                gateway = frame.welcome.session_id.rpartition("-")[0]
+                self.gateway = gateway = frame.welcome.session_id.rpartition("-")[0]
                 self._recorder.add(
                     history.Connected(
                         at=self._now(), device=self.device, session=self.sessions, gateway=gateway, known=self._known
@@ -247,6 +248,7 @@ class Producer:
         size: int = 0,
         limit: float = 60.0,
         twins: int = 1,
+        repeat_after: Callable[[], Awaitable[None]] | None = None,
     ) -> str | None:
         """Publishes content `number` until it is answered, for so many seconds at most; returns its id.
 
@@ -260,6 +262,7 @@ class Producer:
             size: of the content, characters at least.
             limit: seconds.
             twins: so many calls with the same request are made side by side each time.
+            repeat_after: once it is answered this is awaited, and the same request is made again.
         """
         nonce = f"{self._name}.{number}"
         text = canary.body(self._secret, recipients, nonce, size)
@@ -295,7 +298,12 @@ class Producer:
                     )
                     for answer in filter(None, answers):
                         self.accepted[answer] = tuple(recipients)
-                        return answer
+                        if repeat_after is None:
+                            return answer
+                        # What comes between the answer and the repeat happens once.
+                        await repeat_after()
+                        repeat_after = None
+                        break
                     if all(answer == _OVER for answer in answers):
                         return None
                     await asyncio.sleep(_RETRY_PAUSE_S)

@@ -88,6 +88,7 @@ async def judged(
     recipients: int = 6,
     rate: float = 20.0,
     url: Callable[[int], str] | None = None,
+    connect: float = 30.0,
     settle: float = SETTLE_LIMIT_S,
 ) -> AsyncIterator[Run]:
     """Opens a run under load; when the context ends all must come to rest, is read, and must be valid.
@@ -98,13 +99,14 @@ async def judged(
         recipients: how many.
         rate: events a second.
         url: where the device of a number connects; None: at the nodes in turn, or at the edge.
+        connect: seconds in which all devices must be there.
         settle: seconds in which all must come to rest.
 
     Raises:
         AssertionError: the verdict is not "valid"; the text has the timelines.
     """
     folder = Path(tempfile.mkdtemp(prefix="hg-run-"))
-    async with opened(cluster, folder, recipients=recipients, prefix=prefix, url=url) as run:
+    async with opened(cluster, folder, recipients=recipients, prefix=prefix, url=url, connect=connect) as run:
         async with run.load(rate=rate):
             await run.flows(20)
             yield run

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -94,6 +95,28 @@ class Nemesis:
                     if toxics.silent:
                         # A stream that lacks bytes is over: networks do not go on behind a gap.
                         proxy.reset_all()
+
+    @asynccontextmanager
+    async def limited(self, row: str, victim: str, kind: int, most: int) -> AsyncIterator[list[str]]:
+        """Lowers a limit of a process while the context is open; append to the list what it did to it.
+
+        Args:
+            row: of the catalogue.
+            victim: the process.
+            kind: which limit, such as `resource.RLIMIT_FSIZE`.
+            most: its value.
+        """
+        name = name_of(self._cluster, victim)
+        async with self.fault(row, name) as evidence:
+            pid = self._cluster.process(name).pid
+            before = resource.prlimit(pid, kind)
+            resource.prlimit(pid, kind, (most, before[1]))
+            try:
+                yield evidence
+            finally:
+                # It may be gone: then its successor has limits of its own.
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, kind, before)
 
     async def reset(self, row: str, target: str, proxies: Sequence[Proxy], *, device: bool = False) -> None:
         """Resets every connection of links."""

@@ -49,6 +49,10 @@ class Run:
         self._numbers = itertools.count()
         self._publishing: set[asyncio.Task[str | None]] = set()
 
+    def now(self) -> float:
+        """The clock of its history."""
+        return now()
+
     # ------------------------------------------------------------ load
 
     @asynccontextmanager
@@ -149,6 +153,7 @@ async def opened(
     name: str = PRODUCER,
     prefix: str = "r",
     url: Callable[[int], str] | None = None,
+    connect: float = _CONNECT_LIMIT_S,
 ) -> AsyncIterator[Run]:
     """Connects the devices of so many recipients, the third of whom have two, and waits until all have caught up.
 
@@ -159,6 +164,7 @@ async def opened(
         name: the producer's.
         prefix: of their ids, so that runs on one cluster have recipients of their own.
         url: where the device of a number connects; None: at the nodes in turn, or at the edge.
+        connect: seconds in which all must be there.
     """
     secret = secrets.token_bytes(16)
     apps = Apps(cluster)
@@ -189,5 +195,5 @@ async def opened(
         def ready() -> bool:
             return all(screen.subscriber.stats.checkpoints for screen in screens)
 
-        await until(ready, _CONNECT_LIMIT_S, "every device is there")
+        await until(ready, connect, "every device is there")
         yield run

@@ -35,7 +35,9 @@ async def test_every_service_is_killed_under_load(cluster: Cluster) -> None:
             await run.flows(5)
 
 
-@_in_both
+@pytest.mark.parametrize(
+    "cluster", [PROCESSES, pytest.param("mesh", marks=[pytest.mark.mesh, pytest.mark.thorough])], indirect=True
+)
 async def test_every_service_is_replaced_in_order(cluster: Cluster) -> None:
     """SIGTERM of each in turn, callees first, as an upgrade does: in-flight work is answered or handed on."""
     async with judged(cluster, "rolled-") as run:

@@ -21,7 +21,13 @@ _STILL_S = 6.0
 
 
 @pytest.mark.parametrize(
-    ("row", "victim"), [("F-25", "delivery"), ("F-24", "fanout"), ("F-41", "presence"), ("F-62", "gateway-0")]
+    ("row", "victim"),
+    [
+        ("F-25", "delivery"),
+        ("F-24", "fanout"),
+        ("F-62", "gateway-0"),
+        pytest.param("F-41", "presence", marks=pytest.mark.thorough),
+    ],
 )
 async def test_a_process_that_wakes_up_late_does_no_harm(cluster: Cluster, row: str, victim: str) -> None:
     """SIGSTOP for six seconds: what it had in hand is repeated or refused, and nobody sees it twice."""

@@ -1,0 +1,52 @@
+"""A node dies and its whole crowd comes back at once: admitted in turn, caught up soon, and no second wave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.faults.actors import Screen
+from tests.faults.judging import judged
+from tests.support.cluster import Cluster
+from tests.support.shapes import MESH, name_of
+from tests.support.wait import until
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(240),
+    pytest.mark.parametrize("cluster", [MESH], indirect=True),
+]
+
+# What the project asks of a killed node with two thousand clients.
+_CAUGHT_UP_S = 10.0
+_SHARE = 0.99
+
+
+@pytest.mark.parametrize("recipients", [240, pytest.param(1_500, marks=pytest.mark.thorough)])
+async def test_a_crowd_comes_back_when_its_node_dies(cluster: Cluster, recipients: int) -> None:
+    """The edge sends them to the other node; within ten seconds of the death 99 of 100 have caught up there."""
+    async with judged(cluster, f"herd-{recipients}-", recipients=recipients, rate=20.0, connect=90.0) as run:
+        name = name_of(cluster, "gateway-0")
+        there = [screen for screen in run.screens if screen.gateway == name]
+        assert len(there) >= recipients // 2
+        before = _caught_up(there)
+        async with run.nemesis.fault("F-78", name) as evidence:
+            killed = await cluster.kill(name)
+            began = run.now()
+
+            def back() -> bool:
+                now = _caught_up(there)
+                return sum(after > earlier for after, earlier in zip(now, before, strict=True)) >= len(now) * _SHARE
+
+            await until(back, 60.0, "99 of 100 have caught up")
+            took = run.now() - began
+            evidence.append(f"pid {killed.pid} gone, {len(there)} devices came back, 99 % in {took:.1f} s")
+        await cluster.wait_restarted(killed)
+        await run.flows(5)
+    assert took <= _CAUGHT_UP_S, f"{took:.1f} s"
+    assert all(screen.sessions <= 3 for screen in there), "no second wave"
+
+
+def _caught_up(screens: Sequence[Screen]) -> list[int]:
+    return [screen.subscriber.stats.checkpoints for screen in screens]
