@@ -42,6 +42,9 @@ from svc_gateway.sessions import Backlog, Sessions, Wheel, session_of
 
 _Trace = Callable[..., None]
 
+# S: two nodes' clocks differ by no more, in seconds.
+_CLOCKS_DIFFER = 1.0
+
 
 class TopicChanges(Protocol):
     """What has subscriptions begun and ended.
@@ -336,9 +339,17 @@ class Gateway:
             self.run(connection, session, session.restored())
 
     def superseded(self, entries: Iterable[SessionEntry]) -> None:
-        """The devices of these sessions have connected elsewhere."""
+        """The devices of these sessions have connected elsewhere.
+
+        Of a session that presence has never accepted this may be wrong: the other one may be older, drawn from a clock
+        that is ahead, on a node that has just died. Its device connects again, and has a larger number then.
+        """
         for connection in self.sessions.named(entries):
-            self._supersede(connection)
+            session = session_of(connection)
+            if session.joined:
+                self._supersede(connection)
+            else:
+                self.run(connection, session, session.close(CloseCode.GO_AWAY, "SUPERSEDED", _CLOCKS_DIFFER))
 
     # ------------------------------------------------------------ what the inbox brings
 

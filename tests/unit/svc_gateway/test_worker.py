@@ -267,6 +267,38 @@ async def _join(world: World, recipients: Sequence[str]) -> list[Bench]:
     return benches
 
 
+async def _elsewhere(world: World, connect_number: int) -> None:
+    """Alice's phone is known to presence on another node."""
+    node = presence_pb.Node(node_id="gw-1", epoch=1, state=presence_pb.NODE_STATE_SERVING)
+    await world.peers.renew(node)
+    entry = presence_pb.SessionEntry(recipient_key="acme/alice", device_id="phone", connect_number=connect_number)
+    await world.peers.report(presence_pb.ReportSessionsRequest(node_id="gw-1", epoch=1, joined=[entry]))
+
+
+async def test_a_device_that_returns_from_a_node_with_a_fast_clock_is_asked_to_connect_again() -> None:
+    """The node may be dead, and its session older: a final code would keep the device away for good."""
+    world = World()
+    await world.presence.renew()
+    await _elsewhere(world, round((world.clock.wall() + 0.5) * 1_000_000))
+    bench = world.connect()
+    await world.settle()
+    assert bench.close_sent == 4000
+    world.clock.advance(1.0)
+    bench = world.connect()
+    await world.settle()
+    assert session_of(bench.connection).state is State.LIVE
+
+
+async def test_a_session_that_presence_had_accepted_is_superseded_for_good() -> None:
+    """Two apps with one device id do not chase each other away for ever."""
+    world = World()
+    bench = await world.live()
+    world.clock.advance(1.0)
+    await _elsewhere(world, round((world.clock.wall() + 5.0) * 1_000_000))
+    await world.presence.renew()
+    assert bench.close_sent == 4500
+
+
 async def test_many_sessions_are_read_in_one_call() -> None:
     """In the order in which they wait."""
     world = World()
