@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,7 +20,10 @@ from tests.faults.checker import Verdict, report
 from tests.simulation.mutant import Make, Mutant, mutated
 from tests.simulation.mutants import BY_NAME, MUTANTS
 from tests.simulation.run import Outcome, run
-from tests.simulation.script import HOOKS, LANE_HOOKS, PROCESSES, READING_HOOKS, make
+from tests.simulation.script import HOOKS, LANE_HOOKS, PROCESSES, READING_HOOKS, Script, make
+
+if TYPE_CHECKING:
+    from tests.simulation.machine import Found
 
 _LOG_LINES = 60
 _HOOKS = (*HOOKS, *LANE_HOOKS)
@@ -105,11 +109,11 @@ def _is_of_a_service(hook: str) -> bool:
     return hook.partition(" ")[0] in kinds and hook not in READING_HOOKS
 
 
-def run_seeds(seeds: Iterable[int], *, calm: bool) -> Board:
-    """Runs seeds and tells of each that is not valid."""
+def run_seeds(seeds: Iterable[int], *, calm: bool, script: Script | None = None) -> Board:
+    """Runs seeds, each with its own script or all with one, and tells of each that is not valid."""
     board = Board()
     for seed in seeds:
-        outcome = run(make(seed, faults=not calm), seed)
+        outcome = run(make(seed, faults=not calm) if script is None else script, seed)
         board.add(outcome)
         if outcome.verdict.state != "valid" or outcome.broken:
             _tell(outcome, calm)
@@ -163,6 +167,16 @@ def _noticed(mutant: Mutant) -> Verdict | str:
     return verdict
 
 
+def _search(examples: int, mutants: Sequence[str], *, fixed: bool, shrink: bool) -> tuple[Found, bool]:
+    """Has the machine search, perhaps with rules broken; returns what it found, and whether it must find something."""
+    # Imported when it is asked for: Hypothesis is slow to load.
+    from tests.simulation.machine import search
+
+    broken = [make for name in mutants for make in (BY_NAME[name].make, BY_NAME[name].beside) if make is not None]
+    with mutated(*broken):
+        return search(examples, fixed=fixed, shrink=shrink), bool(broken)
+
+
 def _seeds(texts: Sequence[str]) -> Iterable[int]:
     for text in texts:
         first, _, last = text.partition("-")
@@ -175,15 +189,24 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("seeds", nargs="*", help="seeds, such as 7 or 0-99")
     parser.add_argument("--calm", action="store_true", help="nothing goes wrong")
     parser.add_argument("--mutants", nargs="*", metavar="NAME", help="break rules instead; without a name all of them")
+    parser.add_argument("--machine", type=int, metavar="COUNT", help="have scripts put together by rules")
+    parser.add_argument("--no-shrink", action="store_true", help="the first that is not valid stays as it is")
+    parser.add_argument("--fixed", action="store_true", help="the machine makes the same scripts each time")
+    parser.add_argument("--script", help="run this script, as JSON, with the seeds")
     parser.add_argument("--digests", action="store_true", help="print the digest of each history as JSON")
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
     wrong: list[str] = []
-    if chosen.mutants is not None:
+    if chosen.machine:
+        found, broken = _search(chosen.machine, chosen.mutants or [], fixed=chosen.fixed, shrink=not chosen.no_shrink)
+        print(found)
+        wrong = ["the machine found a script that is not valid"] if (found.failed is not None) != broken else []
+    elif chosen.mutants is not None:
         wrong = run_mutants(chosen.mutants)
         print(f"mutants noticed {len(chosen.mutants or MUTANTS) - len(wrong)} of {len(chosen.mutants or MUTANTS)}")
     if chosen.seeds:
-        board = run_seeds(_seeds(chosen.seeds), calm=chosen.calm)
+        script = None if chosen.script is None else msgspec.json.decode(chosen.script, type=Script)
+        board = run_seeds(_seeds(chosen.seeds), calm=chosen.calm, script=script)
         print(json.dumps(board.digests) if chosen.digests else f"{board}\n{board.left_out()}".rstrip())
         wrong += [f"seed {seed}" for seed in board.failed]
         wrong += [f"hook {hook}: is in no list of tests.simulation.script" for hook in board.unlisted]

@@ -118,6 +118,7 @@ class _Run:
         # What a device keeps while its app does not run.
         self._stores: dict[str, MemoryCursorStore] = {}
         self._watching: dict[str, asyncio.Task[Any]] = {}
+        self._opened: dict[str, asyncio.Event] = {}
         self._work: set[asyncio.Task[object]] = set()
         self._quiet = False
         # What everybody it is for must see: event id → recipients.
@@ -184,11 +185,14 @@ class _Run:
 
     def _connect(self, screen: Screen) -> None:
         host = self._world.hosts[_name_of(screen)]
-        self._watching[host.name] = self._world.start(host, self._watch(host, screen), f"watch {host.name}")
+        opened = self._opened[host.name] = asyncio.Event()
+        watch = self._watch(host, screen, opened)
+        self._watching[host.name] = self._world.start(host, watch, f"watch {host.name}")
 
-    async def _watch(self, host: Host, screen: Screen) -> None:
+    async def _watch(self, host: Host, screen: Screen, opened: asyncio.Event) -> None:
         store = self._stores.setdefault(host.name, MemoryCursorStore())
         async with people.subscriber(self._cluster, host, screen, store):
+            opened.set()
             await screen.watch()
 
     async def _open_producer(self) -> Producer:
@@ -324,6 +328,7 @@ class _Run:
         leaving = self._watching.pop(name, None)
         if leaving is None:
             return
+        await self._opened[name].wait()
         await screen.subscriber.close()
         await asyncio.wait([leaving])
         await asyncio.sleep(act.seconds)
