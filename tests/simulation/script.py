@@ -175,17 +175,31 @@ def make(seed: int, *, faults: bool = True) -> Script:
     ]
     if faults:
         acts += [_fault(choose, length, recipients) for _ in range(choose.randint(1, 6))]
-    store: Store = "replicas" if seed % 2 else "file"
+    # Each hook has its seed, whatever else the seeds draw.
+    hook = (*HOOKS, *LANE_HOOKS)[seed % (len(HOOKS) + len(LANE_HOOKS))]
+    store: Store = "replicas" if seed % 2 or hook in LANE_HOOKS else "file"
     if faults:
-        # Each hook has its seed, whatever else the seeds draw.
-        hooks = (*HOOKS, *LANE_HOOKS)
-        at = choose.uniform(0.0, length * 0.8)
-        acts.append(Act(at, "crash at", target=hooks[seed % len(hooks)], count=choose.randint(1, 3)))
+        acts += _at_hook(choose, length, hook)
     if faults and store == "replicas":
         # One replica only: two that lose something are beyond what is promised.
         replica = choose.choice(REPLICAS)
         acts += [_weakness(choose, length, replica) for _ in range(choose.randint(0, 4))]
     return Script(sorted(acts, key=lambda act: act.at), length, recipients, 0.4 if faults else 0.0, store)
+
+
+def _at_hook(choose: random.Random, length: float, hook: str) -> list[Act]:
+    """A crash at a hook, and what leads there where a run seldom does."""
+    at = choose.uniform(0.0, length * 0.3)
+    acts = [Act(at, "crash at", target=hook, count=choose.choice((1, 1, 2, 3)))]
+    if "prefs.db" in hook or "UpdatePreferences" in hook:
+        acts.append(Act(at + 1.0, "mute", number=0))
+    elif "BatchGetHeads" in hook:
+        # Sessions look into their inboxes when a link is back.
+        acts.append(Act(at + 1.0, "crash", target="delivery"))
+    elif "BatchMark" in hook:
+        # Without a link marks are stored by calls.
+        acts += [Act(at + 1.0, "cut", target="delivery", other=node, seconds=6.0) for node in NODES]
+    return acts
 
 
 def _weakness(choose: random.Random, length: float, replica: str) -> Act:
