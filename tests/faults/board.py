@@ -23,7 +23,8 @@ from tests.faults import catalogue
 from tests.faults.judging import VARIABLE, FaultResult, RunResult
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-m")
+# In the order of the files: each module has one cluster after another.
+_PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-m")
 _SIMULATE: Final = (sys.executable, "-m", "tests.simulation")
 _MILLION: Final = 1_000_000
 

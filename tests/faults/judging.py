@@ -87,6 +87,7 @@ async def judged(
     *,
     recipients: int = 6,
     rate: float = 20.0,
+    audience: int = 2,
     url: Callable[[int], str] | None = None,
     connect: float = 30.0,
     settle: float = SETTLE_LIMIT_S,
@@ -98,6 +99,7 @@ async def judged(
         prefix: of the recipients' ids, unique on the cluster.
         recipients: how many.
         rate: events a second.
+        audience: recipients of each.
         url: where the device of a number connects; None: at the nodes in turn, or at the edge.
         connect: seconds in which all devices must be there.
         settle: seconds in which all must come to rest.
@@ -107,7 +109,7 @@ async def judged(
     """
     folder = Path(tempfile.mkdtemp(prefix="hg-run-"))
     async with opened(cluster, folder, recipients=recipients, prefix=prefix, url=url, connect=connect) as run:
-        async with run.load(rate=rate):
+        async with run.load(rate=rate, audience=audience):
             await run.flows(20)
             yield run
             await run.flows(10)

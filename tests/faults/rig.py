@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -44,6 +45,9 @@ class Run:
         self.screens = screens
         self.producer = producer
         self.nemesis = Nemesis(cluster, Recorder(folder / "nemesis.jsonl"))
+        self._screens_of: dict[str, list[Screen]] = defaultdict(list)
+        for screen in screens:
+            self._screens_of[screen.device.recipient].append(screen)
         self._recipients = list(dict.fromkeys(screen.device.recipient for screen in screens))
         self._system = Recorder(folder / "system.jsonl")
         self._numbers = itertools.count()
@@ -100,7 +104,7 @@ class Run:
 
     def _shown(self, event_id: str) -> bool:
         recipients = self.producer.accepted[event_id]
-        return all(event_id in screen.shown for screen in self.screens if screen.device.recipient in recipients)
+        return all(event_id in screen.shown for recipient in recipients for screen in self._screens_of[recipient])
 
     # ------------------------------------------------------------ the end
 

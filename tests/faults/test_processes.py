@@ -35,9 +35,8 @@ async def test_every_service_is_killed_under_load(cluster: Cluster) -> None:
             await run.flows(5)
 
 
-@pytest.mark.parametrize(
-    "cluster", [PROCESSES, pytest.param("mesh", marks=[pytest.mark.mesh, pytest.mark.thorough])], indirect=True
-)
+@pytest.mark.thorough
+@_in_both
 async def test_every_service_is_replaced_in_order(cluster: Cluster) -> None:
     """SIGTERM of each in turn, callees first, as an upgrade does: in-flight work is answered or handed on."""
     async with judged(cluster, "rolled-") as run:

@@ -36,6 +36,7 @@ async def test_a_process_that_wakes_up_late_does_no_harm(cluster: Cluster, row: 
         await run.flows(5)
 
 
+@pytest.mark.thorough
 async def test_a_sleeper_is_killed_before_it_wakes(cluster: Cluster) -> None:
     """A gateway that stood still past its lease and then dies: its clients have moved, or move now."""
     async with judged(cluster, "asleep-") as run:
