@@ -100,7 +100,8 @@ async def test_every_device_of_every_recipient_gets_it_once(apps: Apps, publishe
             await device.has(*(receipt.event_id for receipt in receipts))
         await stranger.has(mine.event_id)
         for device in devices:
-            assert device.ids == [receipt.event_id for receipt in receipts]
+            # Events without an ordering key may overtake each other.
+            assert sorted(device.ids) == sorted(receipt.event_id for receipt in receipts)
         assert stranger.ids == [mine.event_id]
 
 
