@@ -18,23 +18,20 @@ from typing import Any
 
 import msgspec
 
-from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
 from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
-from heliograph.presence.v1 import presence_service_pb2, presence_service_pb2_grpc
 from heliograph_cli.connection import Actor
 from heliograph_client.cursor_store import MemoryCursorStore
 from heliograph_client.events import PriorityName
 from mesh.errors import Failure
-from mesh.ids import join_key
-from tests.faults import history, reading
+from tests.faults import history
 from tests.faults.actors import Producer, Screen
 from tests.faults.checker import Plan, Verdict, check
 from tests.faults.history import Recorder
 from tests.faults.invariants import Limits
 from tests.simulation import people
 from tests.simulation.loop import VirtualLoop
-from tests.simulation.network import Channel
 from tests.simulation.people import PRODUCER, TENANT, Calls
+from tests.simulation.reader import Reader
 from tests.simulation.replicas import Weak, Weakness
 from tests.simulation.script import REPLICAS, Act, Script
 from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
@@ -78,14 +75,8 @@ class Outcome(msgspec.Struct, frozen=True):
     broken: Sequence[str]
 
 
-def run(script: Script, seed: int, mutate: Callable[[], None] | None = None) -> Outcome:
-    """Runs a script with a seed and returns what it came to.
-
-    Args:
-        script: what is done.
-        seed: every choice that the script leaves open.
-        mutate: breaks a rule of the services before they start; for testing the checker.
-    """
+def run(script: Script, seed: int) -> Outcome:
+    """Runs a script with a seed, which makes every choice that the script leaves open; returns what it came to."""
     folder = Path(tempfile.mkdtemp(prefix="sim-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     loop = VirtualLoop()
     try:
@@ -113,6 +104,7 @@ class _Run:
         self._recorders: list[Recorder] = []
         self._system = self._recorder("system")
         self._nemesis = self._recorder("nemesis")
+        self._reader = Reader(self._cluster, self._system)
         # Wishes are looked for once a second; while prefs cannot be asked, what is known counts for a minute.
         self._limits = Limits(receive=60.0, wish=3.0 if script.is_calm else 62.0)
         # What a device keeps while its app does not run.
@@ -120,7 +112,6 @@ class _Run:
         self._watching: dict[str, asyncio.Task[Any]] = {}
         self._opened: dict[str, asyncio.Event] = {}
         self._work: set[asyncio.Task[object]] = set()
-        self._quiet = False
         # What everybody it is for must see: event id → recipients.
         self._due: dict[str, Sequence[str]] = {}
         # When the last event that has an end is over.
@@ -139,7 +130,6 @@ class _Run:
         self._world.heal()
         self._cluster.ring.heal()
         healed = self._loop.time()
-        self._quiet = True
         settled = await self._settle(producer, healed)
         # Around its very end the clocks do not agree whether an event is over: that moment is let pass.
         await asyncio.sleep(max(0.0, self._expired - self._loop.time()))
@@ -148,7 +138,8 @@ class _Run:
             for node in NODES:
                 self._cluster.network.reset(_name_of(screen), node)
         await asyncio.sleep(self._limits.write + self._limits.skew + 10.0)
-        await self._read_everything(producer)
+        recipients = [f"r{number}" for number in range(self._script.recipients)]
+        await self._reader.read_everything(recipients, producer.accepted, self._screens)
         for recorder in self._recorders:
             recorder.close()
         paths = sorted(self._logs.glob("*.jsonl"))
@@ -238,7 +229,7 @@ class _Run:
             case "publish":
                 self._spawn(self._publish(act, producer), self._producing)
             case "mute":
-                await self._on_reader(self._mute(act))
+                await self._reader.on_its_machine(self._mute(act))
             case "poison":
                 async with self._fault("F-29", act.target, "a record of three bytes was appended"):
                     _poison(self._folder / "data" / "lanes" / f"{act.target}.db", self._loop.time())
@@ -407,73 +398,7 @@ class _Run:
                 return False
             if any(screen.device.recipient in to and id_ not in screen.shown for id_, to in self._due.items()):
                 return False
-        lag = await self._call_fanout()
-        return lag == 0
-
-    async def _on_reader(self, coroutine: Coroutine[Any, Any, object]) -> object:
-        host = self._world.hosts.get("reader") or self._world.boot("reader")
-        return await self._world.start(host, coroutine)
-
-    async def _call_fanout(self) -> int:
-        async def ask() -> int:
-            answer: fanout_service_pb2.GetLagResponse = await Calls(self._cluster).call(
-                "fanout",
-                lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).GetLag,
-                fanout_service_pb2.GetLagRequest(),
-                reading.OPERATOR,
-            )
-            if self._quiet:
-                self._lanes = answer
-            return sum(lane.record_count for lane in answer.lanes)
-
-        found = await self._on_reader(ask())
-        assert isinstance(found, int)
-        return found
-
-    async def _read_everything(self, producer: Producer) -> None:
-        recipients = [f"r{number}" for number in range(self._script.recipients)]
-        await self._on_reader(
-            reading.read_inboxes(
-                Calls(self._cluster),
-                recipients,
-                producer.accepted,
-                tenant=TENANT,
-                recorder=self._system,
-                clock=self._loop.time,
-            )
-        )
-        await self._call_fanout()
-        for lane in self._lanes.lanes:
-            self._system.add(
-                history.Position(
-                    at=self._loop.time(),
-                    lane=lane.lane,
-                    committed=0,
-                    first_unfinished=None,
-                    lag=lane.record_count,
-                )
-            )
-        await self._on_reader(reading.read_aside(Calls(self._cluster), recorder=self._system, clock=self._loop.time))
-        await self._on_reader(self._read_registry(recipients))
-        for screen in self._screens:
-            screen.finish()
-
-    async def _read_registry(self, recipients: Sequence[str]) -> None:
-        made: Any = Channel("presence")
-        stub = presence_service_pb2_grpc.PresenceServiceStub(made)
-        request = presence_service_pb2.BatchGetPresenceRequest(
-            recipient_keys=[join_key(TENANT, recipient) for recipient in recipients], with_sessions=True
-        )
-        answer = await stub.BatchGetPresence(request, timeout=10.0, metadata=(("x-heliograph-caller", "svc/delivery"),))
-        known = [f"{one.recipient_key} {one.device_id}" for one in answer.sessions]
-        real = [
-            f"{join_key(screen.device.tenant, screen.device.recipient)} {screen.device.name}"
-            for screen in self._screens
-            if screen.subscriber.connected
-        ]
-        self._system.add(
-            history.Registry(at=self._loop.time(), by_presence=tuple(sorted(known)), by_sockets=tuple(sorted(real)))
-        )
+        return await self._reader.lag() == 0
 
     async def _end(self) -> None:
         self._ended = True
