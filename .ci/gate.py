@@ -29,6 +29,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ("engines-test",),
     ("scenarios", "SHAPE=processes"),
     ("scenarios", "SHAPE=mesh"),
+    ("faults",),
 )
 
 

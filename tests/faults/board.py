@@ -37,7 +37,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 QUICK: Final = (
-    Part("simulation", (*_SIMULATE, "0-59")),
+    Part("simulation", (*_SIMULATE, "0-29")),
     Part("rig", (*_PYTEST, "faults and not engines and not thorough", "tests/faults")),
 )
 FULL: Final = (
