@@ -71,8 +71,8 @@ async def test_a_killed_sidecar_or_edge_loses_nothing(cluster: Cluster, victim: 
     await kill_under_load(cluster, victim)
 
 
-async def test_what_delivery_had_no_time_for_is_offered_when_its_follow_up_is_due(cluster: Cluster) -> None:
-    """Killed between row and offer: the next process finds the record and offers it to the open session."""
+async def test_what_delivery_had_no_time_to_offer_comes_to_the_open_session(cluster: Cluster) -> None:
+    """Killed between row and offer: the session looks when the next process's link begins, or the follow-up offers."""
     apps = Apps(cluster)
     async with apps.device("late") as phone, cluster.publisher() as publisher:
         await phone.ready()
@@ -87,12 +87,9 @@ async def test_what_delivery_had_no_time_for_is_offered_when_its_follow_up_is_du
             before = await cluster.kill("delivery")
             assert phone.ids == []
         await cluster.wait_restarted(before)
-        # The ack window is 10 s, and the record was written when it began.
-        await until(lambda: phone.ids == [receipt.event_id], 40.0, "it is offered")
+        # The ack window is 10 s, and so is the time within which a session looks.
+        await until(lambda: phone.ids == [receipt.event_id], 40.0, "it is there")
         assert phone.closed is None
-        # A live frame says nothing about a state; one of a replay would.
-        assert [notify.state for notify in phone.notifies] == [0]
-        assert len(phone.checkpoints) == 1
 
 
 async def test_an_ack_that_is_said_while_delivery_is_dead_is_stored_by_the_next_one(cluster: Cluster) -> None:
