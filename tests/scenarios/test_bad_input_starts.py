@@ -18,6 +18,7 @@ import pytest
 
 from mesh.envoy import certs
 from mesh.envoy.topology import load_topology
+from tests.support.cluster import free_base_port
 from tests.support.starts import DEPLOY, Ended, run_to_end, service_words
 
 TOPOLOGY = DEPLOY / "topology.toml"
@@ -39,7 +40,7 @@ async def _start(service: str, folder: Path, *more: str, **environ: str) -> Ende
 
 
 async def _up(folder: Path, *words: str, state: str = "state") -> Ended:
-    place = ("--state-dir", str(folder / state), "--gateways", "1", "--base-port", "33500")
+    place = ("--state-dir", str(folder / state), "--gateways", "1", "--base-port", str(free_base_port()))
     # The sockets lie in the test's folder and go with it.
     return await run_to_end("heliograph_cli", "up", *place, *words, environ={"XDG_RUNTIME_DIR": str(folder)})
 
