@@ -20,6 +20,7 @@ from mesh.errors import FailedPrecondition, Failure, Internal, InvalidArgument, 
 from mesh.streams import Bidi, accept
 from mesh.telemetry import logger
 from svc_delivery.explain import Explainer
+from svc_delivery.in_order import InOrder
 from svc_delivery.metrics import Metrics
 from svc_delivery.offers import Offers
 from svc_delivery.rows import Rows, Stored
@@ -141,22 +142,28 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
         heard = [self._clock.monotonic()]
         watch = group.create_task(self._watch(heard))
         batches: set[asyncio.Task[None]] = set()
-        while (frame := await stream.read()) is not None:
-            heard[0] = self._clock.monotonic()
-            match frame.WhichOneof("frame"):
-                case "batch":
-                    if len(batches) >= 2 * self._window_count:
-                        raise InvalidArgument("more batches in flight than the window allows", reason="FRAME_INVALID")
-                    task = group.create_task(self._take(stream, frame.batch))
-                    batches.add(task)
-                    task.add_done_callback(batches.discard)
-                case "ping":
-                    stream.send(pb.DispatchResponse(ping=frame.ping))
-                case _:
-                    self._metrics.unknown_frames.inc()
-        watch.cancel()
-        if batches:
-            await asyncio.wait(batches)
+        order = InOrder(self._offers.add, most=self._window_count)
+        try:
+            while (frame := await stream.read()) is not None:
+                heard[0] = self._clock.monotonic()
+                match frame.WhichOneof("frame"):
+                    case "batch":
+                        if len(batches) >= 2 * self._window_count:
+                            raise InvalidArgument(
+                                "more batches in flight than the window allows", reason="FRAME_INVALID"
+                            )
+                        task = group.create_task(self._take(stream, frame.batch, order))
+                        batches.add(task)
+                        task.add_done_callback(batches.discard)
+                    case "ping":
+                        stream.send(pb.DispatchResponse(ping=frame.ping))
+                    case _:
+                        self._metrics.unknown_frames.inc()
+            watch.cancel()
+            if batches:
+                await asyncio.wait(batches)
+        finally:
+            order.let_go()
         stream.close()
 
     async def _watch(self, heard: list[float]) -> None:
@@ -165,11 +172,12 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
             if self._clock.monotonic() - heard[0] > self._silence:
                 raise Unavailable(f"fanout was silent for {self._silence:g} s", reason="PEER_UNAVAILABLE")
 
-    async def _take(self, stream: _Stream, batch: pb.DispatchBatch) -> None:
-        began = self._clock.monotonic()
+    async def _take(self, stream: _Stream, batch: pb.DispatchBatch, order: InOrder) -> None:
+        began, slot = self._clock.monotonic(), order.begin()
         try:
             taken = await self._store(batch)
         except Failure as failure:
+            order.finish(slot)
             self._log.warning("batch_not_stored", reason=failure.reason, error=failure.message)
             refusals = [(index, failure) for index in range(len(batch.dispatches))]
             self._answer(stream, batch, refusals)
@@ -180,7 +188,7 @@ class DeliveryService(pb_grpc.DeliveryServiceServicer):
         self._metrics.suppressed.inc(taken.suppressed_count)
         if self._trace is not None:
             self._trace_batch(batch, {index for index, _ in taken.refusals})
-        self._offers.add(taken.offers)
+        order.finish(slot, taken.offers)
 
     async def _store(self, batch: pb.DispatchBatch) -> Stored:
         """Makes a batch durable.
