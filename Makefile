@@ -11,6 +11,9 @@ ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
+# Where the environment forbids Python to keep what it compiled, each of a cluster's processes compiles for a second.
+export PYTHONDONTWRITEBYTECODE :=
+
 # What the type checker reads: those of the roots that exist.
 TYPED := $(wildcard mesh svc_ingest svc_fanout svc_presence svc_gateway svc_delivery svc_prefs cli/heliograph_cli clients/python/heliograph_client bench tests deploy/engines .ci proto/*.py docs/*.py)
 # The layer contracts name all six services.
@@ -111,6 +114,6 @@ $(READY): requirements.lock pyproject.toml
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	@awk '/^[^ #]/ { wanted = /^uv==/ } wanted' requirements.lock > .venv/uv.lock
 	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement .venv/uv.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.lock
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes --requirements requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $(READY)
