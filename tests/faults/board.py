@@ -125,7 +125,7 @@ def scoreboard(runs: Sequence[RunResult], simulated: Simulated, failed: Sequence
     }
     width = max(map(len, lines))
     table = [f"  {name:{width}}  {value}" for name, value in lines.items()]
-    times = "  seconds until what was published meanwhile was on all screens:"
+    times = "  seconds until all that was under way meanwhile had come:"
     return "\n".join(["== scoreboard", *table, times, *_times(made)])
 
 

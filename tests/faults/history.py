@@ -205,6 +205,7 @@ class FaultBegan(_Event, frozen=True, tag="fault"):
         target: what it hits.
         evidence: what was observed; empty: nothing shows that it happened.
         device: it hits nothing but a device or the way to it: nothing waits for that on its way to the inbox.
+        crash: a process of ours dies, and nothing else is wrong: devices soon have what that delayed.
     """
 
     operation: str
@@ -212,6 +213,7 @@ class FaultBegan(_Event, frozen=True, tag="fault"):
     target: str
     evidence: str = ""
     device: bool = False
+    crash: bool = False
 
 
 class FaultEnded(_Event, frozen=True, tag="fault-end"):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from tests.faults import history
+from tests.faults import history, recovery
 from tests.faults.history import Device
 from tests.faults.index import Content, Index, Session, overlapping
 
@@ -32,6 +32,7 @@ class Limits(msgspec.Struct, frozen=True):
         wish: so late a stored wish counts.
         held: so long what is on its way to a device may stay there after a fault of that way.
         receive: so long after the last fault a connected device may lack something.
+        crash: so long after a process died a device may lack what that delayed, whatever dies meanwhile.
         window: rows that an inbox shows of each class, a number.
         high: the least priority of the class that is kept apart, a number.
     """
@@ -41,6 +42,7 @@ class Limits(msgspec.Struct, frozen=True):
     wish: float = 2.0
     held: float = 30.0
     receive: float = 30.0
+    crash: float = 30.0
     window: int = 100
     high: int = 3
 
@@ -105,6 +107,7 @@ def no_loss(index: Index, limits: Limits) -> Iterator[Violation]:
                 elif terminal.state == "trimmed" and not _was_trimmed(index, content, recipient, limits):
                     yield Violation("I1", f"{about} is trimmed, though the list has room", names)
     yield from _not_received(index, limits)
+    yield from _late_after_a_crash(index, limits)
 
 
 def _was_trimmed(index: Index, content: Content, recipient: str, limits: Limits) -> bool:
@@ -135,6 +138,20 @@ def _not_received(index: Index, limits: Limits) -> Iterator[Violation]:
             if row.notification_id not in had:
                 text = f"{row.notification_id} is in the list of {device.tenant}/{device.recipient} and never came to"
                 yield Violation("I1", f"{text} {device.name}", (row.nonce, row.notification_id))
+
+
+def _late_after_a_crash(index: Index, limits: Limits) -> Iterator[Violation]:
+    """What was under way when a process died is at all devices in time, unless something else was wrong as well."""
+    others = [fault for fault in index.faults.values() if not fault.begin.crash]
+    for fault, arrival in recovery.under_way(index):
+        if not fault.begin.crash:
+            continue
+        # What was accepted only afterwards has its time from then on.
+        begin = max(fault.begin.at, arrival.content.accept or 0.0)
+        if arrival.at > begin + limits.crash and not overlapping(others, begin, arrival.at):
+            text = f"{arrival.notification_id} came to {arrival.device.name} {arrival.at - begin:.1f} s after"
+            names = (arrival.content.nonce, arrival.notification_id)
+            yield Violation("I1", f"{text} {fault.begin.target} had died", names)
 
 
 def no_phantom(index: Index, _: Limits) -> Iterator[Violation]:

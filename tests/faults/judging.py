@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from tests.faults import history
+from tests.faults import history, recovery
 from tests.faults.checker import Plan, Verdict, check, report
-from tests.faults.index import Fault, Index
+from tests.faults.index import Index
 from tests.faults.rig import SETTLE_LIMIT_S, Run, opened
 from tests.support.cluster import Cluster
 
@@ -33,7 +33,7 @@ class FaultResult(msgspec.Struct, frozen=True):
         row: of the catalogue.
         target: what it was made to.
         evidence: what was observed; empty: not exercised.
-        seconds: from its begin until everything published while it lasted was on all screens; None: nothing was.
+        seconds: from its begin until everything that was under way while it lasted had come; None: nothing was.
     """
 
     row: str
@@ -131,7 +131,8 @@ def _logs(folder: Path) -> list[Path]:
 def result(verdict: Verdict, index: Index) -> RunResult:
     """Draws from a verdict what the scoreboard shows."""
     figures, broken = verdict.figures, [violation.invariant for violation in verdict.violations]
-    seconds = [one.seconds for one in index.settled]
+    settled = [one.seconds for one in index.settled]
+    recovered = recovery.seconds(index)
     return RunResult(
         test=os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0],
         state=verdict.state,
@@ -145,29 +146,13 @@ def result(verdict: Verdict, index: Index) -> RunResult:
         counts=len(index.unread) + len(index.lists),
         wrong_counts=broken.count("I8"),
         sessions=sum(map(len, index.sessions.values())),
-        settled=None if None in seconds else max((one for one in seconds if one is not None), default=None),
+        settled=None if None in settled else max((one for one in settled if one is not None), default=None),
         faults=tuple(
-            FaultResult(fault.begin.fault, fault.begin.target, fault.evidence, recovery(index, fault))
-            for fault in index.faults.values()
+            FaultResult(fault.begin.fault, fault.begin.target, fault.evidence, recovered.get(operation))
+            for operation, fault in index.faults.items()
         ),
         violated=tuple(sorted(set(broken))),
     )
-
-
-def recovery(index: Index, fault: Fault) -> float | None:
-    """Returns how long after a fault's begin everything published while it lasted was on the screens that got it."""
-    hit = {
-        notification_id
-        for content in index.contents.values()
-        if fault.begin.at <= content.first.at <= fault.end
-        for notification_id in content.ids
-    }
-    first: dict[tuple[object, str], float] = {}
-    for device, shown in index.shown.items():
-        for one in shown:
-            if one.notification_id in hit:
-                first.setdefault((device, one.notification_id), one.at)
-    return max(first.values()) - fault.begin.at if first else None
 
 
 def keep(found: RunResult) -> None:

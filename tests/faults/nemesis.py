@@ -31,17 +31,21 @@ class Nemesis:
         self._numbers = itertools.count(1)
 
     @asynccontextmanager
-    async def fault(self, row: str, target: str, *, device: bool = False) -> AsyncIterator[list[str]]:
+    async def fault(
+        self, row: str, target: str, *, device: bool = False, crash: bool = False
+    ) -> AsyncIterator[list[str]]:
         """Writes a fault down that is made inside; append to the list what is observed.
 
         Args:
             row: of the catalogue.
             target: what it is made to.
             device: it is on a device's own way.
+            crash: a process dies, and nothing else: the judge knows how soon that must be over.
         """
         operation = f"fault-{next(self._numbers)}"
         evidence: list[str] = []
-        self._recorder.add(history.FaultBegan(at=now(), operation=operation, fault=row, target=target, device=device))
+        began = history.FaultBegan(at=now(), operation=operation, fault=row, target=target, device=device, crash=crash)
+        self._recorder.add(began)
         try:
             yield evidence
         finally:
@@ -50,7 +54,7 @@ class Nemesis:
     async def kill(self, row: str, victim: str) -> None:
         """Kills a process (SIGKILL) and waits until the next one serves."""
         name = name_of(self._cluster, victim)
-        async with self.fault(row, name) as evidence:
+        async with self.fault(row, name, crash=True) as evidence:
             before = await self._cluster.kill(name)
             after = await self._cluster.wait_restarted(before)
             evidence.append(f"pid {before.pid} gone, {after.pid} serves, restarts {after.restart_count}")

@@ -188,6 +188,18 @@ LEGAL: dict[str, Callable[[], Story]] = {
         "b",
         "a",
     ),
+    "what a crash delays comes in time": lambda: ended(
+        one().publish("b").fault(crash=True).wait(25).receive(ALICE, "b"), "b", "a"
+    ),
+    "what is accepted long after a crash has its time from then on": lambda: ended(
+        one().publish("b", end="info").fault(crash=True).wait(60).publish("b").wait(20).receive(ALICE, "b"), "b", "a"
+    ),
+    "what another fault delays beside a crash comes when it can": lambda: ended(
+        one().publish("b").fault(crash=True).fault(lasts=35.0).receive(ALICE, "b"), "b", "a"
+    ),
+    "what was there before a crash is not late": lambda: ended(
+        one().publish("b").receive(ALICE, "b").wait(60).fault(crash=True).receive(ALICE, "b", shown=False), "b", "a"
+    ),
     "a position stands before the first unfinished record": lambda: ended(one().position(6, 7), "a"),
     "presence knows the sockets": lambda: ended(
         one().add(history.Registry(at=200.0, by_presence=("a", "b"), by_sockets=("b", "a"))), "a"
@@ -234,6 +246,20 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
     "a connected device never gets what is in the list": (
         "I1",
         lambda: one().publish("b").wait(60).rows("alice", "b", "a"),
+    ),
+    "what a crash delays comes too late": (
+        "I1",
+        lambda: ended(one().publish("b").fault(crash=True).wait(31).receive(ALICE, "b"), "b", "a"),
+    ),
+    "another crash gives no more time": (
+        "I1",
+        lambda: ended(
+            one().publish("b").fault(crash=True).wait(25).fault(crash=True).wait(4).receive(ALICE, "b"), "b", "a"
+        ),
+    ),
+    "what is published while a process is dead comes too late": (
+        "I1",
+        lambda: ended(one().fault(crash=True, heals=False).publish("b").wait(31).receive(ALICE, "b"), "b", "a"),
     ),
     "something arrives that nobody published": ("I2", lambda: ended(one().receive(ALICE, "b"), "a")),
     "something arrives that was refused": (

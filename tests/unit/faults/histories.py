@@ -176,13 +176,20 @@ class Story:
         heals: bool = True,
         lasts: float = 1.0,
         device: bool = False,
+        crash: bool = False,
     ) -> Story:
         """Lets something break, and heals it."""
         self._operations += 1
         operation = f"f{self._operations}"
         self.add(
             history.FaultBegan(
-                at=self.now, operation=operation, fault=name, target="x", evidence=evidence, device=device
+                at=self.now,
+                operation=operation,
+                fault=name,
+                target="x",
+                evidence=evidence,
+                device=device,
+                crash=crash,
             )
         )
         self.wait(lasts)
