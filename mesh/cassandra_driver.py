@@ -148,10 +148,14 @@ class DriverSession:
         return await self._send(lambda: text)
 
     async def on_each_node(self, text: str) -> Mapping[str, list[Row]]:
-        """Runs a statement on every node that is up; answers by address."""
+        """Runs a statement on every node that is up; answers by address.
+
+        Raises:
+            StoreUnavailable: no node answered. One that does not is like one that is known to be down.
+        """
         hosts = [host for host in self._cluster.metadata.all_hosts() if host.is_up]
-        answers = await asyncio.gather(*[self._send(lambda: text, host) for host in hosts])
-        return {str(host.endpoint): rows for host, rows in zip(hosts, answers, strict=True)}
+        sent = [self._send(lambda: text, host) for host in hosts]
+        return answered([str(host.endpoint) for host in hosts], await asyncio.gather(*sent, return_exceptions=True))
 
     async def close(self) -> None:
         """See `Session`."""
@@ -197,6 +201,25 @@ class DriverSession:
             return self._session.prepare(text)
         except Exception as error:  # the driver has no base of its own
             raise translated(error) from None
+
+
+def answered(addresses: Sequence[str], outcomes: Sequence[list[Row] | BaseException]) -> Mapping[str, list[Row]]:
+    """Returns the answers of the nodes that gave one, by address.
+
+    Raises:
+        StoreUnavailable: none did; also what is no fault of a node.
+    """
+    silent = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    wrong = [
+        error for error in silent if not isinstance(error, StoreUnavailable) or isinstance(error, StatementRefused)
+    ]
+    if silent and (wrong or len(silent) == len(outcomes)):
+        raise (wrong or silent)[0]
+    return {
+        address: outcome
+        for address, outcome in zip(addresses, outcomes, strict=True)
+        if not isinstance(outcome, BaseException)
+    }
 
 
 class Turns:

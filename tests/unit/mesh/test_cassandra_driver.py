@@ -13,7 +13,7 @@ from cassandra.cluster import NoHostAvailable
 from cassandra.protocol import OverloadedErrorMessage
 
 from mesh.cassandra import IN_FLIGHT, WAITING, Row, StatementRefused, StoreUnavailable, open_session, parse
-from mesh.cassandra_driver import Turns, translated
+from mesh.cassandra_driver import Turns, answered, translated
 from mesh.errors import StartError
 
 
@@ -63,6 +63,16 @@ def test_errors_say_whether_it_may_have_happened(error: Exception, refused: bool
     assert isinstance(told, StatementRefused) == refused
     assert told.outcome_unknown == unknown
     assert "\n" not in told.message
+
+
+def test_a_node_that_goes_while_it_is_asked_is_left_out() -> None:
+    """The others answer for what is asked of each; a start must not need every node. What is wrong is no loss."""
+    gone = StoreUnavailable("host has been marked down", outcome_unknown=False)
+    assert answered(["a", "b", "c"], [[("batch",)], gone, [("group",)]]) == {"a": [("batch",)], "c": [("group",)]}
+    with pytest.raises(StoreUnavailable, match="marked down"):
+        answered(["a", "b"], [gone, gone])
+    with pytest.raises(StatementRefused, match="no such table"):
+        answered(["a", "b"], [[("batch",)], StatementRefused("no such table")])
 
 
 class Request:
