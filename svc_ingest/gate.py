@@ -17,6 +17,7 @@ from heliograph.type.v1 import notification_pb2
 from mesh.backoff import dither
 from mesh.clock import Clock
 from mesh.errors import DeadlineExceeded, ResourceExhausted
+from mesh.lanes import LaneUnavailable
 from svc_ingest.metrics import Metrics
 from svc_ingest.overload import AppendTimes, Controller, Level, Limits, Signals
 
@@ -139,13 +140,18 @@ class Gate:
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Measures an append."""
+        """Measures an append; one to a lane that is gone says nothing: its callers are told so, not to slow down."""
         began = self._clock.monotonic()
+        counts = True
         try:
             yield
+        except LaneUnavailable:
+            counts = False
+            raise
         finally:
             now = self._clock.monotonic()
-            self._appends.add(now - began, now)
+            if counts:
+                self._appends.add(now - began, now)
 
     def _level_of(self, request: ingest_service_pb2.PublishRequest) -> Level:
         event = request.event

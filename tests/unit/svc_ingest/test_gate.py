@@ -12,6 +12,7 @@ from heliograph.ingest.v1 import ingest_service_pb2
 from heliograph.type.v1 import notification_pb2
 from mesh.clock import ManualClock
 from mesh.errors import DeadlineExceeded
+from mesh.lanes import LaneUnavailable
 from mesh.telemetry import Telemetry
 from svc_ingest.gate import Gate
 from svc_ingest.metrics import Metrics
@@ -136,3 +137,15 @@ def test_slow_appends_shed() -> None:
         entrance.clock.advance(0.2)
         entrance.gate.take(Signals())
     assert entrance.refused(HIGH, NORMAL, BULK) == []
+
+
+def test_a_lane_that_is_gone_is_not_slow() -> None:
+    """Appends that wait for it in vain shed nobody, and take no call's time: their callers are told what is gone."""
+    entrance = Entrance()
+    for _ in range(4):
+        with suppress(LaneUnavailable), entrance.gate.appending():
+            entrance.clock.advance(5.0)
+            raise LaneUnavailable("no answer in time", unknown=True)
+        entrance.gate.take(Signals())
+    assert entrance.refused(HIGH, NORMAL, BULK) == []
+    entrance.gate.check_time(0.5)
