@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Shape
+from tests.support.cluster import Shape, on_engines
 from tests.support.site import Site, open_site
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """On engines a cluster makes topics, keyspace and schema before it starts: a test has twice its own limit there."""
+    for item in items if on_engines(os.environ) else ():
+        limit = item.get_closest_marker("timeout")
+        if limit is not None and HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(2 * limit.args[0]), append=False)
 
 
 @pytest.fixture(

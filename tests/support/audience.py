@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from heliograph_client import PreparedEvent, Publisher, Subscriber
 from heliograph_client.values import Connected, Disconnected, Update
-from mesh.errors import Failure
+from mesh.errors import DeadlineExceeded, Failure, ResourceExhausted
 from tests.support.cluster import Cluster
 from tests.support.ledger import Ledger
 from tests.support.wait import until
@@ -212,7 +212,7 @@ class Load:
                     try:
                         return (await self._publisher.publish(prepared)).event_id
                     except Failure as failure:
-                        if not failure.retriable and failure.reason != "REQUEST_PENDING":
+                        if not _is_cured_by_time(failure):
                             self.refused.append(failure)
                             return None
         except TimeoutError:
@@ -235,4 +235,10 @@ async def load(
             running.cancel()
             (outcome,) = await asyncio.gather(running, return_exceptions=True)
         assert not isinstance(outcome, Exception), outcome
-        assert made.refused == []
+        assert made.refused == [], made.refused
+
+
+def _is_cured_by_time(failure: Failure) -> bool:
+    """Says whether the same request may be accepted later: on a busy machine a publish takes its time, or is shed."""
+    late = isinstance(failure, (DeadlineExceeded, ResourceExhausted))
+    return failure.retriable or late or failure.reason == "REQUEST_PENDING"

@@ -36,8 +36,8 @@ Shape = Literal["processes", "mesh"]
 TENANT = "acme"
 PRODUCER = "demo"
 START_LIMIT_S = 25.0
-# Topics, keyspace and schema are made first, and drivers are loaded.
-START_LIMIT_ON_ENGINES_S = 60.0
+# Topics, keyspace and schema are made first, which takes three nodes their time, and drivers are loaded.
+START_LIMIT_ON_ENGINES_S = 100.0
 STOP_LIMIT_S = 20.0
 
 # Below the range that the system takes ports for outgoing connections from. A mesh needs all offsets of its topology.
@@ -57,6 +57,7 @@ class Cluster:
         trace: log the path of every event.
         environ: settings of services, such as `HELIOGRAPH_GATEWAY_SESSION_AGE`.
         arguments: further flags of `heliograph up`.
+        stores: other places of engines than the shared ones, as in an engines.json; they count on engines only.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Cluster:
         trace: bool = False,
         environ: Mapping[str, str] | None = None,
         arguments: tuple[str, ...] = (),
+        stores: Mapping[str, str | int] | None = None,
     ) -> None:
         self.shape = shape
         self.place: Folders = folders(folder / "state", str(folder))
@@ -78,6 +80,7 @@ class Cluster:
         self._gateways = gateways
         self._trace = trace
         self._arguments = arguments
+        self._stores = stores or {}
         # XDG_RUNTIME_DIR: the sockets lie in the test's folder and go with it.
         self._environ = {**os.environ, **(environ or {}), "XDG_RUNTIME_DIR": str(folder)}
         self._output = folder / "up.out"
@@ -285,7 +288,7 @@ class Cluster:
         path = self.place.state.parent / "engines.json"
         found = engines.urls()
         copies = found["kafka"].count(",") + 1
-        path.write_text(json.dumps({**found, "replicas": copies}), encoding="utf-8")
+        path.write_text(json.dumps({**found, "replicas": copies, **self._stores}), encoding="utf-8")
         return path
 
     def _serves(self, pid: int) -> bool:

@@ -27,7 +27,12 @@ BOTH: Final = (PROCESSES, MESH)
 
 @asynccontextmanager
 async def running(
-    shape: Shape, *, gateways: int = 2, trace: bool = False, settings: Mapping[str, str] | None = None
+    shape: Shape,
+    *,
+    gateways: int = 2,
+    trace: bool = False,
+    settings: Mapping[str, str] | None = None,
+    stores: Mapping[str, str | int] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Runs a cluster while the context is open.
 
@@ -36,11 +41,14 @@ async def running(
         gateways: number of gateway nodes.
         trace: log every step of every event.
         settings: of services, without their common prefix: "GATEWAY_SESSION_AGE".
+        stores: other places of engines than the shared ones, as in an engines.json.
     """
     folder = Path(tempfile.mkdtemp(prefix="hg-"))
     environ = {f"HELIOGRAPH_{name}": value for name, value in (settings or {}).items()}
     try:
-        async with Cluster(folder, shape=shape, gateways=gateways, trace=trace, environ=environ) as cluster:
+        async with Cluster(
+            folder, shape=shape, gateways=gateways, trace=trace, environ=environ, stores=stores
+        ) as cluster:
             yield cluster
     finally:
         shutil.rmtree(folder, ignore_errors=True)
