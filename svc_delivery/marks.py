@@ -10,6 +10,7 @@ from typing import Final
 
 from heliograph.gateway.v1 import gateway_service_pb2
 from heliograph.type.v1 import notification_pb2
+from mesh.errors import Unavailable
 from mesh.ids import to_text
 from mesh.telemetry import logger
 from mesh.times import set_micros
@@ -55,9 +56,12 @@ class Marks:
         Raises:
             InvalidArgument: a mark is malformed; nothing is stored.
             PermissionDenied: a recipient marks for another one; nothing is stored.
-            Unavailable: it is not known what is stored; repeating is harmless.
+            Unavailable: it is not known what is stored, or the store refuses it; repeating is harmless.
         """
         outcomes = await self._store(marks, core.plan_marks(marks, asker))
+        refused = [outcome.refused for outcome in outcomes if outcome.refused]
+        if refused:
+            raise Unavailable(f"the store refused {len(refused)} marks: {refused[0]}", reason="STORE_UNAVAILABLE")
         return [
             notification_pb2.NotificationRef(notification_id=to_text(id_))
             for outcome in outcomes
@@ -65,7 +69,10 @@ class Marks:
         ]
 
     async def keep(self, marks: Sequence[notification_pb2.Mark]) -> None:
-        """Stores marks that a gateway vouches for, then offers what changed; malformed ones are logged and dropped.
+        """Stores marks that a gateway vouches for, then offers what changed.
+
+        Malformed ones and those that a working store refuses are logged and dropped: nobody would get past them. What
+        they would have acked is offered again.
 
         Raises:
             Unavailable: it is not known what is stored; repeating is harmless.
@@ -73,14 +80,18 @@ class Marks:
         kept, planned, wrong = core.sift_marks(marks, _GATEWAY)
         if wrong:
             self._log.warning("marks_malformed", mark_count=len(marks) - len(kept), first=str(wrong[0]))
-        if planned:
-            await self._store(kept, planned)
+        if not planned:
+            return
+        outcomes = await self._store(kept, planned)
+        refused = [outcome.refused for outcome in outcomes if outcome.refused]
+        if refused:
+            self._log.error("marks_refused", mark_count=len(refused), first=refused[0])
 
     async def _store(
         self, marks: Sequence[notification_pb2.Mark], planned: Sequence[MarkWrite]
     ) -> Sequence[MarkOutcome]:
         outcomes = await self._writer.mark(planned)
-        self._stored(planned)
+        self._stored([mark for mark, outcome in zip(planned, outcomes, strict=True) if not outcome.refused])
         await self._tell([mark.device_id for mark in marks], planned, outcomes)
         return outcomes
 

@@ -147,10 +147,13 @@ class MarkOutcome(msgspec.Struct, frozen=True, gc=False):
         unknown_ids: rows that are not in the inbox, in the mark's order; a store need not look for those of a mark
             that is vouched for and only acks.
         changed: rows whose read or hidden cell has another value now, as they are now.
+        refused: why a store that works does not take the marks of this recipient, one line; empty when they are
+            stored. Of a refused mark some rows may have been stored.
     """
 
     unknown_ids: Sequence[bytes] = ()
     changed: Sequence[RowState] = ()
+    refused: str = ""
 
 
 class Window(msgspec.Struct, frozen=True, gc=False):

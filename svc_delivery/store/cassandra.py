@@ -1,6 +1,6 @@
 """The inbox in Cassandra: rows with their state, heads, decisions; one partition a recipient.
 
-Step 5 of the path: the rows of one recipient are one unlogged batch of their partition, so they and their head are seen
+Step 5 of the path: the rows of one recipient are one mutation of their partition, so they and their head are seen
 together. Nothing is locked and nothing is read before a row is written: the cells' timestamps decide, in any order.
 
 Must not decide what a state means or what comes next, and never writes these cells conditionally.
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
-from mesh.cassandra import Bound, Session, StatementRefused, StoreUnavailable
+from mesh.cassandra import Session, StatementRefused, StoreUnavailable
 from mesh.errors import StartError
 from svc_delivery.ports import (
     Body,
@@ -27,11 +27,13 @@ from svc_delivery.ports import (
     RowWrite,
     Window,
 )
+from svc_delivery.store.cassandra_batches import Piece, write_pieces
 from svc_delivery.store.cassandra_decisions import DECISION_STATEMENTS, get_decisions, put_decisions
 from svc_delivery.store.cassandra_marks import store_marks
 from svc_delivery.store.cassandra_rows import (
     GET_BODIES,
     GET_HEAD,
+    GET_INCARNATION,
     GET_STATES,
     READ_STATEMENTS,
     WRITE_STATEMENTS,
@@ -44,22 +46,9 @@ from svc_delivery.store.cassandra_rows import (
 from svc_delivery.store.cassandra_window import WINDOW_STATEMENTS, Windows
 from svc_delivery.store.sqlite import Limits
 
-_INCARNATION: Final = "select value from store where name = 'incarnation'"
 _DAY_SECONDS: Final = 86_400
-# One batch of one recipient: far below what a node takes as one mutation.
-_BATCH_ROWS: Final = 50
-_BATCH_BYTES: Final = 1 << 20
-# So many partitions are sent before others have a turn: encoding a statement takes the event loop's time.
-_BURST: Final = 32
 # Of one `in (...)`.
 _READ_ROWS: Final = 100
-# After a failure: long enough for a node that works, short enough to leave the caller's time alone.
-_PROBE_TIME: Final = 1.0
-_SOON: Final = 1.0
-
-# Index of a row → why it is not stored; indexes of the rows of a part → why that failed.
-_Refused: TypeAlias = dict[int, str]
-_Failure: TypeAlias = tuple[Sequence[int], StoreUnavailable]
 
 
 class CassandraInbox:
@@ -84,10 +73,10 @@ class CassandraInbox:
         Raises:
             StartError: the keyspace has another schema.
         """
-        statements = (*WRITE_STATEMENTS, *READ_STATEMENTS, *WINDOW_STATEMENTS, *DECISION_STATEMENTS, _INCARNATION)
+        statements = (*WRITE_STATEMENTS, *READ_STATEMENTS, *WINDOW_STATEMENTS, *DECISION_STATEMENTS)
         try:
             await self._session.prepare(statements)
-            found = await self._session.execute(_INCARNATION)
+            found = await self._session.execute(GET_INCARNATION)
         except StatementRefused as error:
             raise StartError(f"the inbox in Cassandra: {error.message}; run `heliograph stores migrate`") from None
         if not found:
@@ -172,95 +161,19 @@ class CassandraInbox:
     # ------------------------------------------------------------ rows
 
     async def _write_rows(self, rows: Sequence[RowWrite], stamp: int) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        refused, failures = await self._put(rows, _parts(rows), stamp)
-        if not failures and not refused:
-            return
-        away = [(part, error) for part, error in failures if not isinstance(error, StatementRefused)]
-        if away:
-            await self._probe(away[0][1])
-        again, lost = _sort_out(failures, soon=loop.time() - began < _SOON)
-        more_refused, more_lost = await self._put(rows, again, stamp)
-        refused |= more_refused
-        for part, error in (*lost, *more_lost):
-            refused |= dict.fromkeys(part, error.message)
-        if not refused:
-            return
-        if len(refused) == len(rows) and not away:
-            # Nothing got through: is it these rows, or is the store not as it must be?
-            await self._probe(None)
-        raise RowsRefused(refused)
-
-    async def _put(
-        self, rows: Sequence[RowWrite], parts: Sequence[Sequence[int]], stamp: int
-    ) -> tuple[_Refused, list[_Failure]]:
-        """Writes parts of a batch, each of one recipient; returns refused rows, and parts that are not stored."""
-        refused: _Refused = {}
-        sent: list[Sequence[int]] = []
-        answers: list[Awaitable[None]] = []
-        for count, part in enumerate(parts, start=1):
-            if count % _BURST == 0:
-                await asyncio.sleep(0)
-            statements: list[Bound] = []
-            for index in part:
-                try:
-                    statements += put_row(
-                        rows[index], partition_of(rows[index].recipient_key), stamp=stamp, lifetime=self._lifetime
-                    )
-                except ValueError as error:
-                    refused[index] = f"{type(error).__name__}: {error}"
-            if statements:
-                sent.append(part)
-                answers.append(self._session.batch(statements))
-        failures: list[_Failure] = []
-        for part, answer in zip(sent, await asyncio.gather(*answers, return_exceptions=True), strict=True):
-            if isinstance(answer, StoreUnavailable):
-                failures.append((part, answer))
-            elif isinstance(answer, BaseException):
-                raise answer
-        return refused, failures
-
-    async def _probe(self, error: StoreUnavailable | None) -> None:
-        """Returns when the store works apart from what has just failed.
-
-        Raises:
-            StoreUnavailable: it does not; what may have been stored of the rows is unknown.
-        """
-        try:
-            async with asyncio.timeout(_PROBE_TIME):
-                await self._session.execute(_INCARNATION)
-        except TimeoutError:
-            raise error or StoreUnavailable("the store does not answer", outcome_unknown=True) from None
-
-
-def _sort_out(failures: Sequence[_Failure], *, soon: bool) -> tuple[list[Sequence[int]], list[_Failure]]:
-    """Returns what of a store that works is tried once more, and what is given up.
-
-    Rows that were refused together are tried alone: one of them is to blame. A partition that did not answer is tried
-    again when that was known soon, as when the node died that was asked; not when its time ran out.
-    """
-    again: list[Sequence[int]] = []
-    lost: list[_Failure] = []
-    for part, error in failures:
-        if isinstance(error, StatementRefused) and len(part) > 1:
-            again += [[index] for index in part]
-        elif isinstance(error, StatementRefused) or not soon:
-            lost.append((part, error))
-        else:
-            again.append(part)
-    return again, lost
-
-
-def _parts(rows: Sequence[RowWrite]) -> list[list[int]]:
-    """Returns the indexes of rows, each part of one recipient and of a bounded size."""
-    parts: list[list[int]] = []
-    open_parts: dict[str, tuple[list[int], int]] = {}
-    for index, row in enumerate(rows):
-        part, size = open_parts.get(row.recipient_key, ([], 0))
-        if not part or len(part) >= _BATCH_ROWS or size + len(row.content) > _BATCH_BYTES:
-            part, size = [], 0
-            parts.append(part)
-        part.append(index)
-        open_parts[row.recipient_key] = (part, size + len(row.content))
-    return parts
+        refused: dict[int, str] = {}
+        pieces: list[Piece] = []
+        indexes: list[int] = []
+        for index, row in enumerate(rows):
+            partition = partition_of(row.recipient_key)
+            try:
+                statements = put_row(row, partition, stamp=stamp, lifetime=self._lifetime)
+            except ValueError as error:
+                refused[index] = f"{type(error).__name__}: {error}"
+                continue
+            pieces.append(Piece(partition, statements, len(row.content)))
+            indexes.append(index)
+        failures = await write_pieces(self._session, pieces, probe=GET_INCARNATION)
+        refused |= {indexes[number]: error.message for number, error in failures.items()}
+        if refused:
+            raise RowsRefused(refused)

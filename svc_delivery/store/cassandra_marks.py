@@ -13,13 +13,21 @@ from typing import Final
 
 import msgspec
 
-from mesh.cassandra import Bound, Session
+from mesh.cassandra import Session, StatementRefused
 from svc_delivery.ports import MarkOutcome, MarkWrite, RowState
-from svc_delivery.store.cassandra_rows import GET_MARKED, Lifetime, is_high, partition_of, put_cells, row_state
+from svc_delivery.store.cassandra_batches import Piece, probe_store, write_pieces
+from svc_delivery.store.cassandra_rows import (
+    GET_INCARNATION,
+    GET_MARKED,
+    Lifetime,
+    is_high,
+    partition_of,
+    put_cells,
+    row_state,
+)
 
-# Rows of one read and statements of one batch; a mark names a window's worth of rows at most, seldom more than one.
+# Rows of one read; a mark names a window's worth of rows at most, seldom more than one.
 _READ_ROWS: Final = 100
-_BATCH_ROWS: Final = 100
 
 
 class _Cells(msgspec.Struct, gc=False):
@@ -40,33 +48,62 @@ async def store_marks(
     by_recipient: dict[str, list[MarkWrite]] = {}
     for mark in marks:
         by_recipient.setdefault(mark.recipient_key, []).append(mark)
-    outcomes = await asyncio.gather(
-        *[
-            _store(session, partition_of(key), own, stamp=stamp, again=again, lifetime=lifetime)
-            for key, own in by_recipient.items()
-        ]
-    )
-    rest = {key: iter(own) for key, own in zip(by_recipient, outcomes, strict=True)}
+    refused: dict[str, str] = {}
+    outcomes: dict[str, list[MarkOutcome]] = {}
+    pieces: list[Piece] = []
+    owners: list[str] = []
+    looked = await _look(session, by_recipient, refused)
+    for key, own in by_recipient.items():
+        if key in refused:
+            continue
+        if key in looked:
+            cells = looked[key]
+            outcomes[key] = [_apply(cells, mark, stamp=stamp, again=again) for mark in own]
+        else:
+            cells = _acks(own)
+            outcomes[key] = [MarkOutcome()] * len(own)
+        written = _pieces(partition_of(key), cells, stamp, lifetime)
+        pieces += written
+        owners += [key] * len(written)
+    failures = await write_pieces(session, pieces, probe=GET_INCARNATION)
+    for number, error in failures.items():
+        if not isinstance(error, StatementRefused):
+            raise error
+        refused[owners[number]] = error.message
+    outcomes |= {key: [MarkOutcome(refused=why)] * len(by_recipient[key]) for key, why in refused.items()}
+    rest = {key: iter(own) for key, own in outcomes.items()}
     return [next(rest[mark.recipient_key]) for mark in marks]
 
 
-async def _store(
-    session: Session,
-    partition: tuple[str, str],
-    marks: Sequence[MarkWrite],
-    *,
-    stamp: int,
-    again: bool,
-    lifetime: Lifetime,
-) -> list[MarkOutcome]:
-    if all(mark.vouched and mark.read is None and not mark.hide for mark in marks):
-        await _write(session, partition, _acks(marks), stamp, lifetime)
-        return [MarkOutcome() for _ in marks]
-    ids = list(dict.fromkeys(id_ for mark in marks for id_ in mark.notification_ids))
-    cells = await _read(session, partition, ids)
-    outcomes = [_apply(cells, mark, stamp=stamp, again=again) for mark in marks]
-    await _write(session, partition, cells, stamp, lifetime)
-    return outcomes
+async def _look(
+    session: Session, by_recipient: Mapping[str, Sequence[MarkWrite]], refused: dict[str, str]
+) -> dict[str, dict[bytes, _Cells]]:
+    """Reads the cells of inboxes whose marks depend on them; adds those that are refused."""
+    keys = [
+        key
+        for key, own in by_recipient.items()
+        if not all(mark.vouched and mark.read is None and not mark.hide for mark in own)
+    ]
+    reads = [
+        _read(
+            session,
+            partition_of(key),
+            list(dict.fromkeys(id_ for mark in by_recipient[key] for id_ in mark.notification_ids)),
+        )
+        for key in keys
+    ]
+    found: dict[str, dict[bytes, _Cells]] = {}
+    for key, answer in zip(keys, await asyncio.gather(*reads, return_exceptions=True), strict=True):
+        if isinstance(answer, StatementRefused):
+            refused[key] = answer.message
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found[key] = answer
+    if refused and len(refused) == len(by_recipient):
+        # Nothing got through: is it these inboxes, or is the store not as it must be?
+        await probe_store(session, GET_INCARNATION, None)
+    return found
 
 
 def _acks(marks: Sequence[MarkWrite]) -> dict[bytes, _Cells]:
@@ -79,20 +116,6 @@ def _acks(marks: Sequence[MarkWrite]) -> dict[bytes, _Cells]:
         for id_, level in levels.items()
         if level
     }
-
-
-async def _write(
-    session: Session, partition: tuple[str, str], cells: Mapping[bytes, _Cells], stamp: int, lifetime: Lifetime
-) -> None:
-    changed = [
-        (id_, one) for id_, one in cells.items() if one.put_ack or one.put_read or one.put_hidden or one.put_visible
-    ]
-    batches = [
-        _batch(partition, changed[start : start + _BATCH_ROWS], stamp, lifetime)
-        for start in range(0, len(changed), _BATCH_ROWS)
-    ]
-    # One statement alone is cheaper than a batch of one.
-    await asyncio.gather(*[session.batch(batch) if len(batch) > 1 else session.execute(*batch[0]) for batch in batches])
 
 
 async def _read(session: Session, partition: tuple[str, str], ids: Sequence[bytes]) -> dict[bytes, _Cells]:
@@ -151,19 +174,22 @@ def _apply_one(one: _Cells, mark: MarkWrite, *, stamp: int, again: bool, waits: 
     return visible
 
 
-def _batch(
-    partition: tuple[str, str], cells: Sequence[tuple[bytes, _Cells]], stamp: int, lifetime: Lifetime
-) -> list[Bound]:
-    statements: list[Bound] = []
-    for id_, one in cells:
-        statements += put_cells(
+def _pieces(partition: tuple[str, str], cells: Mapping[bytes, _Cells], stamp: int, lifetime: Lifetime) -> list[Piece]:
+    """Returns what is to be written, a piece for each row that changes."""
+    return [
+        Piece(
             partition,
-            id_,
-            stamp=stamp,
-            lifetime=lifetime,
-            ack=one.row.ack if one.put_ack else None,
-            read=one.row.read if one.put_read else None,
-            hide=one.put_hidden,
-            visible=one.put_visible,
+            put_cells(
+                partition,
+                id_,
+                stamp=stamp,
+                lifetime=lifetime,
+                ack=one.row.ack if one.put_ack else None,
+                read=one.row.read if one.put_read else None,
+                hide=one.put_hidden,
+                visible=one.put_visible,
+            ),
         )
-    return statements
+        for id_, one in cells.items()
+        if one.put_ack or one.put_read or one.put_hidden or one.put_visible
+    ]

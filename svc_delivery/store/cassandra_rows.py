@@ -36,8 +36,11 @@ GET_BODIES: Final = (
 )
 GET_HEAD: Final = "select distinct head from inbox where tenant = ? and recipient = ?"
 
+# Answered by a store that is as it must be, whatever becomes of its inboxes.
+GET_INCARNATION: Final = "select value from store where name = 'incarnation'"
+
 WRITE_STATEMENTS: Final = (PUT_CONTENT, PUT_STAMP, PUT_VISIBLE, PUT_READ, PUT_HIDDEN, PUT_ACK)
-READ_STATEMENTS: Final = (GET_STATES, GET_MARKED, GET_BODIES, GET_HEAD)
+READ_STATEMENTS: Final = (GET_STATES, GET_MARKED, GET_BODIES, GET_HEAD, GET_INCARNATION)
 
 
 def partition_of(recipient_key: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -227,25 +227,23 @@ class RingSession:
         if isinstance(bound, Look):
             self._read(bound, future)
         else:
-            self._write(bound, future, [])
+            self._write([bound], future, [])
         return self._within(future)
 
     def batch(self, statements: Sequence[Bound]) -> Awaitable[None]:
         """See `Session`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        cells = Partition()
-        places = set()
+        places: dict[tuple[str, Name], Partition] = {}
         try:
             for statement, values in statements:
                 change = self.ring.bind(statement, values)
                 assert isinstance(change, Change), "a batch only writes"
-                places.add((change.table, change.partition))
-                cells.absorb(change.cells)
+                places.setdefault((change.table, change.partition), Partition()).absorb(change.cells)
         except StatementRefused as error:
             future.set_exception(error)
             return future
-        ((table, partition),) = places
-        self._write(Change(table, partition, cells), future, None)
+        # Each partition is on its own way; what they share is the answer.
+        self._write([Change(*place, cells) for place, cells in places.items()], future, None)
         return self._within(future)
 
     async def close(self) -> None:
@@ -258,16 +256,20 @@ class RingSession:
         future.add_done_callback(lambda _: timer.cancel())
         return future
 
-    def _write(self, change: Change, future: asyncio.Future[T], answer: T) -> None:
-        left = QUORUM
+    def _write(self, changes: Sequence[Change], future: asyncio.Future[T], answer: T) -> None:
+        self._store_all(changes, lambda: self._later(self.ring.latency(), _answer, future, answer))
 
-        def written() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                self._later(self.ring.latency(), _answer, future, answer)
+    def _store_all(self, changes: Sequence[Change], stored: Callable[[], None]) -> None:
+        """Sends changes and tells once when each of them is stored at a quorum."""
+        left = [QUORUM] * len(changes)
 
-        self.ring.send(change, written)
+        def written(number: int) -> None:
+            left[number] -= 1
+            if left[number] == 0 and max(left) <= 0:
+                stored()
+
+        for number, change in enumerate(changes):
+            self.ring.send(change, partial(written, number))
 
     def _read(self, look: Look, future: asyncio.Future[list[Row]]) -> None:
         found: list[tuple[Replica, Partition]] = []
@@ -297,30 +299,26 @@ class SimulatedSession(RingSession):
         super().__init__(ring)
         self._world = world
         self._host = host
-        self._store = store
+        self._name = store
 
-    def _write(self, change: Change, future: asyncio.Future[T], answer: T) -> None:
-        if not self._world.hook(self._host, f"before {self._store}"):
+    def _write(self, changes: Sequence[Change], future: asyncio.Future[T], answer: T) -> None:
+        if not self._world.hook(self._host, f"before {self._name}"):
             return
-        trouble = self._world.trouble(self._store)
+        trouble = self._world.trouble(self._name)
         if trouble is not None and trouble.kind == "refused":
             _fail(future, _failure("the simulated store refuses everything", unknown=False))
         elif trouble is not None and trouble.kind == "stalled":
-            self._later(trouble.seconds, self._send, change, future, answer, None)
+            self._later(trouble.seconds, self._send, changes, future, answer, None)
         elif trouble is not None and trouble.kind == "late":
             # Nobody hears of it when it is done.
-            self._later(trouble.seconds, self.ring.send, change, lambda: None)
+            self._later(trouble.seconds, self._store_all, changes, lambda: None)
             self._later(self._world.latency(), _fail, future, _failure("the write was abandoned", unknown=True))
         else:
-            self._send(change, future, answer, trouble)
+            self._send(changes, future, answer, trouble)
 
-    def _send(self, change: Change, future: asyncio.Future[T], answer: T, trouble: Trouble | None) -> None:
-        left = QUORUM
-
-        def written() -> None:
-            nonlocal left
-            left -= 1
-            if left or not self._host.alive or not self._world.hook(self._host, f"after {self._store}"):
+    def _send(self, changes: Sequence[Change], future: asyncio.Future[T], answer: T, trouble: Trouble | None) -> None:
+        def stored() -> None:
+            if not self._host.alive or not self._world.hook(self._host, f"after {self._name}"):
                 return
             if trouble is not None and trouble.kind == "lost":
                 _fail(future, _failure("the answer was lost", unknown=True))
@@ -328,10 +326,10 @@ class SimulatedSession(RingSession):
                 late = trouble.seconds if trouble is not None else 0.0
                 self._later(late + self._world.latency(), _answer, future, answer)
 
-        self.ring.send(change, written)
+        self._store_all(changes, stored)
 
     def _read(self, look: Look, future: asyncio.Future[list[Row]]) -> None:
-        trouble = self._world.trouble(self._store)
+        trouble = self._world.trouble(self._name)
         if trouble is not None and trouble.kind == "refused":
             _fail(future, _failure("the simulated store refuses everything", unknown=False))
         else:
