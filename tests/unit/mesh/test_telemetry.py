@@ -149,6 +149,16 @@ def test_a_closed_pipe_does_not_end_the_work(log_file: int) -> None:
         os.close(writer)
 
 
+def test_closing_does_not_wait_for_the_servers_next_look() -> None:
+    """The server of metrics looks up twice a second only, and every process that stops waits for its end."""
+    began = time.monotonic()
+    for _ in range(8):
+        numbers = Telemetry("ingest")
+        numbers.serve(0)
+        numbers.close()
+    assert time.monotonic() - began < 3.0
+
+
 def test_metrics_are_served_on_loopback() -> None:
     """A declared metric is named after the service and readable over HTTP, together with the process's own numbers."""
     numbers = Telemetry("ingest")
