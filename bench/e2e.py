@@ -19,6 +19,8 @@ from pathlib import Path
 import msgspec
 
 from bench import listeners, publishers
+from bench.engines import pids as pids_of
+from bench.engines import read
 from bench.installation import Installation
 from bench.measures import FsyncProbe, Spread, cpu_seconds, machine, spread, table
 
@@ -64,6 +66,7 @@ class Figures(msgspec.Struct, frozen=True):
     cpu_micros: dict[str, float]
     errors: list[str]
     stores: str = "embedded"
+    engine_micros: dict[str, float] = {}
 
     @property
     def sum_micros(self) -> float:
@@ -92,13 +95,29 @@ ON_ENGINES: Mapping[str, Load] = {
         Load("ten recipients 3,000/s", 3_000.0, audience=10, batch=10),
     )
 }
+_WARMING = Load("before 1,000/s", 1_000.0, batch=10)
 FLOORS = ("single 100/s", "one recipient 2,500/s", "ten recipients 4,000/s")
 # Compared with each other: the sessions of the second node alone, with and without the first one frozen.
 HALVES = ("half of 1,000/s", "half of 1,000/s, a node frozen")
 
 
-def measure(installation: Installation, load: Load, *, seconds: float, sessions: int) -> Figures:
-    """Runs one load against a running installation and returns what it gave."""
+def measure(
+    installation: Installation,
+    load: Load,
+    *,
+    seconds: float,
+    sessions: int,
+    beside: Mapping[str, Mapping[str, int]] | None = None,
+) -> Figures:
+    """Runs one load against a running installation and returns what it gave.
+
+    Args:
+        installation: it serves.
+        load: what is sent.
+        seconds: for how long.
+        sessions: so many recipients listen.
+        beside: processes of what does not belong to the installation, by what it is called; their CPU is told apart.
+    """
     # Recipients of their own: nothing of an earlier load is replayed into this one.
     recipients = [f"{load.name.partition(' ')[0]}-{index:05d}" for index in range(sessions)]
     targets = installation.live_targets()
@@ -112,6 +131,7 @@ def measure(installation: Installation, load: Load, *, seconds: float, sessions:
     pids = installation.pids()
     frozen = [pid for name, pid in pids.items() if name.endswith("-0") and load.frozen_node]
     before = cpu_seconds(pids)
+    engines_before = _cpu_of(beside or {})
     began = time.monotonic()
     probe.start()
     for pid in frozen:
@@ -126,6 +146,7 @@ def measure(installation: Installation, load: Load, *, seconds: float, sessions:
     took = time.monotonic() - began
     fsync = probe.stop()
     after = cpu_seconds(pids)
+    engines_after = _cpu_of(beside or {})
     heard = msgspec.json.decode(output(counted), type=listeners.Result)
     for other in others:
         output(other)
@@ -148,7 +169,14 @@ def measure(installation: Installation, load: Load, *, seconds: float, sessions:
         cpu_micros={name: round((after[name] - before.get(name, 0.0)) * 1_000_000 / count, 1) for name in after},
         errors=sent.errors,
         stores=installation.stores,
+        engine_micros={
+            name: round((engines_after[name] - engines_before[name]) * 1_000_000 / count, 1) for name in engines_after
+        },
     )
+
+
+def _cpu_of(groups: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    return {name: sum(cpu_seconds(pids).values()) for name, pids in groups.items()}
 
 
 def show(figures: Sequence[Figures]) -> str:
@@ -178,13 +206,15 @@ def show(figures: Sequence[Figures]) -> str:
 def show_cpu(figures: Sequence[Figures]) -> str:
     """Returns the table of CPU per process, µs a notification."""
     names = sorted({_group(name) for one in figures for name in one.cpu_micros})
+    names += sorted({name for one in figures for name in one.engine_micros})
     rows = []
     for one in figures:
-        sums = dict.fromkeys(names, 0.0)
+        sums = dict.fromkeys(names, 0.0) | one.engine_micros
         for name, micros in one.cpu_micros.items():
             sums[_group(name)] += micros
-        rows.append((one.load.name, "direct" if one.direct else "mesh", *(f"{sums[name]:.0f}" for name in names)))
-    return table(("CPU µs a notification", "shape", *names), rows)
+        shown = (f"{sums[name]:.0f}" for name in names)
+        rows.append((one.load.name, "direct" if one.direct else "mesh", one.stores, *shown))
+    return table(("CPU µs a notification", "shape", "stores", *names), rows)
 
 
 def _group(name: str) -> str:
@@ -261,8 +291,21 @@ def output(process: subprocess.Popen[bytes]) -> bytes:
     return output.splitlines()[-1]
 
 
-def beside_engines(engines: Path, shapes: str, *, seconds: float, sessions: int) -> list[Figures]:
-    """Runs each load on embedded stores and right after on engines, with names of its own there."""
+def beside_engines(engines: Path, shapes: str, *, seconds: float, sessions: int, warm: float) -> list[Figures]:
+    """Runs each load on embedded stores and right after on engines, with names of its own there.
+
+    Args:
+        engines: where they are.
+        shapes: "direct", "mesh" or "both".
+        seconds: of each load.
+        sessions: so many recipients listen.
+        warm: seconds of load before the first one: a JVM that has just started compiles what it runs.
+    """
+    named = read(engines)
+    beside = {name: pids_of(named, name) for name in ("kafka", "cassandra", "redis", "postgresql")}
+    if warm:
+        with Installation(direct=True, engines=engines, name=f"bench{os.getpid()}warm") as installation:
+            measure(installation, _WARMING, seconds=warm, sessions=sessions)
     figures: list[Figures] = []
     for shape in ("direct", "mesh") if shapes == "both" else (shapes,):
         for load in ON_ENGINES.values():
@@ -270,7 +313,15 @@ def beside_engines(engines: Path, shapes: str, *, seconds: float, sessions: int)
                 name = f"bench{os.getpid()}n{len(figures)}"
                 with Installation(direct=shape == "direct", engines=file, name=name) as installation:
                     measure(installation, Load("warm-up", 200.0, batch=10), seconds=3.0, sessions=100)
-                    figures.append(measure(installation, load, seconds=seconds, sessions=sessions))
+                    figures.append(
+                        measure(
+                            installation,
+                            load,
+                            seconds=seconds,
+                            sessions=sessions,
+                            beside=beside if file else None,
+                        )
+                    )
                 print(show(figures[-1:]), flush=True)
     return figures
 
@@ -306,11 +357,16 @@ def main() -> None:
         metavar="FILE",
         help="the loads of engines, on those that engines.json names and on embedded stores beside them",
     )
+    parser.add_argument(
+        "--warm", type=float, default=40.0, metavar="SECONDS", help="of load on engines before the first figure"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
     figures: list[Figures] = []
     if chosen.engines is not None:
-        figures = beside_engines(chosen.engines, chosen.shape, seconds=chosen.seconds, sessions=chosen.sessions)
+        figures = beside_engines(
+            chosen.engines, chosen.shape, seconds=chosen.seconds, sessions=chosen.sessions, warm=chosen.warm
+        )
         print("\n" + show(figures) + "\n\n" + show_cpu(figures) + "\n\n" + show_ratios(figures))
         return
     for shape in ("direct", "mesh") if chosen.shape == "both" else (chosen.shape,):

@@ -21,16 +21,14 @@ from typing import Final, TypeAlias
 import msgspec
 
 from bench import stores_loads, stores_tools
+from bench.engines import PORTS, parsed, pids, read
 from bench.measures import machine, table
 from bench.stores_clean import clean
-from bench.stores_cost import Cost, Load, measure, processes
+from bench.stores_cost import Cost, Load, measure
 from mesh.process import loop_factory
-from mesh.stores import EngineUrl, parse_url
 
 _SECONDS: Final = 2.0
 _VARIABLE: Final = "HELIOGRAPH_ENGINES"
-_PORTS: Final = {"kafka": 9092, "redis": 6379, "redis_cluster": 6379, "cassandra": 9042, "postgresql": 5432}
-_SCHEMES: Final = ("kafka", "redis", "redis+cluster", "cassandra", "postgresql")
 
 Opening: TypeAlias = Callable[[str, str, Path], AbstractAsyncContextManager[list[Load]]]
 
@@ -68,17 +66,6 @@ def places(engines: dict[str, str], name: str) -> list[Place]:
     ]
 
 
-def pids(engines: dict[str, str], engine: str) -> dict[str, int]:
-    """Returns the processes of an engine on this machine."""
-    if not engine:
-        return {}
-    return processes(host.port for host in _parsed(engines, engine).hosts)
-
-
-def _parsed(engines: dict[str, str], engine: str) -> EngineUrl:
-    return parse_url("engines", engines[engine], schemes=_SCHEMES, default_port=_PORTS[engine], known="engines.json")
-
-
 async def measured(engines: dict[str, str], name: str, folder: Path, seconds: float) -> AsyncIterator[Cost]:
     """Measures every operation on every store, and each tool after the engine that it belongs to."""
     for number, place in enumerate(places(engines, name)):
@@ -96,15 +83,15 @@ async def measured(engines: dict[str, str], name: str, folder: Path, seconds: fl
 async def _tool(engines: dict[str, str], place: Place, name: str, seconds: float) -> AsyncIterator[Cost]:
     engine = pids(engines, place.engine)
     if place.name == "kafka":
-        host = _parsed(engines, "kafka").hosts[0]
+        host = parsed(engines, "kafka").hosts[0]
         yield await asyncio.to_thread(stores_tools.kafka, host, f"{name}.{stores_loads.LANE}", engine)
     elif place.name == "redis" and place.opening is stores_loads.presence:
-        yield await stores_tools.redis(_parsed(engines, "redis").hosts[0], engine, seconds)
+        yield await stores_tools.redis(parsed(engines, "redis").hosts[0], engine, seconds)
     elif place.name == "cassandra":
-        url = msgspec.structs.replace(_parsed(engines, "cassandra"), name=name)
+        url = msgspec.structs.replace(parsed(engines, "cassandra"), name=name)
         yield await asyncio.to_thread(stores_tools.cassandra, url, engine, seconds)
     elif place.name == "postgresql" and (program := _pgbench()) is not None:
-        url = _parsed(engines, "postgresql")
+        url = parsed(engines, "postgresql")
         yield await asyncio.to_thread(
             stores_tools.pgbench, program, url.hosts[0], url.name, name, engine, max(1, round(seconds))
         )
@@ -138,12 +125,6 @@ def report(costs: Sequence[Cost]) -> str:
     return table(columns, rows)
 
 
-def read(file: Path) -> dict[str, str]:
-    """Returns the URL of each engine in a file of `make engines`."""
-    found = msgspec.json.decode(file.read_bytes(), type=dict[str, str | int])
-    return {key: str(value) for key, value in found.items()}
-
-
 async def run(engines: dict[str, str], seconds: float) -> list[Cost]:
     """Measures everything on engines, and removes what it made."""
     name = f"bench_{secrets.token_hex(4)}"
@@ -154,7 +135,7 @@ async def run(engines: dict[str, str], seconds: float) -> list[Cost]:
                 print(f"{cost.what}, {cost.store} …", file=sys.stderr, flush=True)
                 costs.append(cost)
         finally:
-            await clean(engines, {key: _parsed(engines, key) for key in _PORTS}, name)
+            await clean(engines, {key: parsed(engines, key) for key in PORTS}, name)
     return costs
 
 
