@@ -207,6 +207,7 @@ def peer_cluster(
         "timeout": seconds(health.timeout),
         "interval": interval,
         "no_traffic_interval": interval,
+        "unhealthy_interval": seconds(health.unhealthy_interval),
         "unhealthy_threshold": 1,
         "healthy_threshold": 1,
         "grpc_health_check": {"service_name": ""},

@@ -154,6 +154,7 @@ class Health(_Table, frozen=True):
     ejection_percent: _Percent
     keepalive_interval: _Seconds
     keepalive_timeout: _Seconds
+    unhealthy_interval: _Seconds
 
 
 class SidecarLimits(_Table, frozen=True):

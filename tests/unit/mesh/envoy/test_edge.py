@@ -99,6 +99,7 @@ def test_sessions_are_spread_over_checked_nodes() -> None:
     assert ports == [7440, 7441]
     assert cluster["lb_policy"] == "LEAST_REQUEST"
     assert cluster["health_checks"][0]["interval"] == "1s"
+    assert cluster["health_checks"][0]["unhealthy_interval"] == "0.5s"
     (options,) = cluster["typed_extension_protocol_options"].values()
     http2 = options["explicit_http_config"]["http2_protocol_options"]
     assert (http2["allow_connect"], http2["initial_stream_window_size"]) == (True, 65536)
