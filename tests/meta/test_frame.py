@@ -6,6 +6,7 @@ import re
 import runpy
 import tomllib
 from importlib import resources
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -44,7 +45,7 @@ def test_every_target_is_one_line() -> None:
 
 def test_every_step_of_the_gate_is_a_target() -> None:
     """A step that fails can be run alone under the name that was printed."""
-    assert {step[0] for step in GATE["STEPS"]} <= _phony()
+    assert {step[0] for step in (*GATE["CHEAP"], *GATE["STEPS"])} <= _phony()
 
 
 def test_marked_tests_have_a_step_in_the_gate() -> None:
@@ -67,11 +68,43 @@ def test_ci_runs_the_tests_command_and_nothing_else() -> None:
 
 def test_a_failing_step_ends_the_gate_with_its_name(capfd: pytest.CaptureFixture[str]) -> None:
     """The step after a failing one does not run, and the name of the failing one is printed."""
-    assert GATE["run"]([["exit 0"], ["exit 3"], ["echo reached"]], ["sh", "-c"]) == 1
+    assert GATE["run"]([], [["exit 0"], ["exit 3"], ["echo reached"]], ["sh", "-c"], 2) == 1
     printed = capfd.readouterr().out
     assert "== ok exit 0" in printed
     assert "== FAILED: exit 3" in printed
     assert "reached" not in printed
+
+
+def test_cheap_steps_run_side_by_side_and_speak_one_after_another(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each waits for the other here, so neither would end alone; what one says stands together below its name."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    meeting = "echo {0} begins; mkfifo {1} 2>/dev/null; {2}; echo {0} ends >&2"
+    assert GATE["run"](
+        [
+            [meeting.format("one", here, f"while ! [ -p {there} ]; do :; done")],
+            [meeting.format("two", there, f"while ! [ -p {here} ]; do :; done")],
+        ],
+        [["echo after"]],
+        ["sh", "-c"],
+        2,
+    ) == 0  # fmt: skip
+    printed = capfd.readouterr().out
+    for name in ("one", "two"):
+        assert f"{name} begins\n{name} ends\n== ok " in printed
+    assert printed.index("== ok") < printed.index("after\n== ok echo after")
+    assert "== PASSED: 3 steps" in printed
+
+
+def test_a_failing_cheap_step_ends_those_beside_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """Nobody waits for the rest: what runs beside it is ended, and nothing else begins."""
+    endless, failing = ["tail -f /dev/null"], ["echo why; exit 3"]
+    assert GATE["run"]([endless, failing, ["echo third"]], [["echo reached"]], ["sh", "-c"], 2) == 1
+    printed = capfd.readouterr().out
+    assert "why\n\n== FAILED: echo why; exit 3" in printed
+    assert "== 3/4" not in printed
+    assert "== 4/4" not in printed
 
 
 def test_every_package_is_packed() -> None:
