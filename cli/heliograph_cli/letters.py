@@ -14,14 +14,12 @@ from heliograph.delivery.v1 import (
     delivery_service_pb2_grpc,
 )
 from heliograph.type.v1 import notification_pb2, plan_pb2
-from heliograph_cli import parked, texts
-from heliograph_cli.connection import OPERATOR, Actor, Connection, Reach, connect
-from heliograph_cli.failures import REFUSED, CommandFailed
+from heliograph_cli import parked, put_aside, texts
+from heliograph_cli.connection import Connection, Reach, connect
 
-_OPERATOR: Final = Actor("operator", OPERATOR)
-_PAGE_SIZE: Final = 500
 # Small, so that breaking off loses little and one answer comes well inside its deadline.
 _REDRIVEN_AT_ONCE: Final = 100
+_HEAD: Final = ("TIME", "REASON", "RECIPIENT", "CHANNEL", "EVENT", "ID")
 
 
 class Filter(NamedTuple):
@@ -44,7 +42,7 @@ async def show_list(reach: Reach, wanted: Filter, *, limit: int, as_json: bool) 
     if as_json:
         return
     if found:
-        texts.table(("TIME", "REASON", "RECIPIENT", "CHANNEL", "EVENT", "ID"), [_row(letter) for letter in found])
+        texts.table(_HEAD, [_row(letter) for letter in found])
     typer.echo(f"{len(found)} listed")
     if elsewhere:
         typer.echo(elsewhere)
@@ -57,13 +55,13 @@ async def show_one(reach: Reach, dead_letter_id: str, *, as_json: bool) -> None:
             "delivery",
             lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).GetDeadLetter,
             dead_letter_service_pb2.GetDeadLetterRequest(dead_letter_id=dead_letter_id),
-            _OPERATOR,
+            put_aside.CALLER,
         )
     letter = answer.dead_letter
     if as_json:
         typer.echo(texts.json_line(letter))
         return
-    texts.table(("TIME", "REASON", "RECIPIENT", "CHANNEL", "EVENT", "ID"), [_row(letter)])
+    texts.table(_HEAD, [_row(letter)])
     if letter.lane_position:
         typer.echo(f"it lay at {texts.printable(letter.lane_position)}")
     typer.echo(f"{len(letter.original)} bytes of it are kept")
@@ -82,18 +80,15 @@ async def redrive_these(reach: Reach, dead_letter_ids: Sequence[str], *, dry_run
         CommandFailed: some cannot be redriven; the others went.
     """
     async with connect(reach) as connection:
-        redriven, refused = await _redrive(connection, dead_letter_ids, dry_run=dry_run)
-    typer.echo(_result(redriven, len(refused), dry_run))
-    if refused:
-        raise CommandFailed(f"gone, or cannot be delivered: {', '.join(refused)}", REFUSED)
+        refused = await _redrive(connection, dead_letter_ids, dry_run=dry_run)
+    put_aside.require_all(refused, "delivered")
 
 
 async def redrive_filtered(reach: Reach, wanted: Filter, *, dry_run: bool) -> None:
     """Redrives the letters that a filter names, as they are listed now."""
     async with connect(reach) as connection:
         ids = [letter.dead_letter_id async for letter in _listed(connection, wanted)]
-        redriven, refused = await _redrive(connection, ids, dry_run=dry_run)
-    typer.echo(_result(redriven, len(refused), dry_run))
+        await _redrive(connection, ids, dry_run=dry_run)
 
 
 async def explain(reach: Reach, event_id: str, tenant_id: str, recipient_id: str, *, as_json: bool) -> None:
@@ -103,7 +98,7 @@ async def explain(reach: Reach, event_id: str, tenant_id: str, recipient_id: str
             "delivery",
             lambda channel: delivery_service_pb2_grpc.DeliveryServiceStub(channel).Explain,
             delivery_service_pb2.ExplainRequest(event_id=event_id, tenant_id=tenant_id, recipient_id=recipient_id),
-            _OPERATOR,
+            put_aside.CALLER,
         )
     if as_json:
         typer.echo(texts.json_line(answer))
@@ -121,61 +116,38 @@ async def explain(reach: Reach, event_id: str, tenant_id: str, recipient_id: str
     texts.table(("TIME", "DECISION", "DETAIL"), rows)
 
 
-async def _listed(
+def _listed(
     connection: Connection, wanted: Filter, *, limit: int | None = None
 ) -> AsyncIterator[dead_letter_service_pb2.DeadLetter]:
-    page = ""
-    left = limit
-    while left is None or left > 0:
+    async def ask(size: int, token: str) -> tuple[Sequence[dead_letter_service_pb2.DeadLetter], str]:
         request = dead_letter_service_pb2.ListDeadLettersRequest(
             tenant_id=wanted.tenant_id,
             reason=dead_letter_service_pb2.DeadLetterReason.ValueType(wanted.reason),
-            page_size=_PAGE_SIZE if left is None else min(_PAGE_SIZE, left),
-            page_token=page,
+            page_size=size,
+            page_token=token,
         )
         answer = await connection.call(
             "delivery",
             lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).ListDeadLetters,
             request,
-            _OPERATOR,
+            put_aside.CALLER,
         )
-        for letter in answer.dead_letters:
-            yield letter
-        page = answer.next_page_token
-        if not page:
-            return
-        if left is not None:
-            left -= len(answer.dead_letters)
+        return answer.dead_letters, answer.next_page_token
+
+    return put_aside.listed(ask, limit)
 
 
-async def _redrive(connection: Connection, ids: Sequence[str], *, dry_run: bool) -> tuple[int, list[str]]:
-    """Redrives in small calls under a progress bar; returns how many went, and those that did not."""
-    from rich.console import Console
-    from rich.progress import Progress
+async def _redrive(connection: Connection, ids: Sequence[str], *, dry_run: bool) -> list[str]:
+    async def ask(part: Sequence[str]) -> tuple[int, Sequence[str]]:
+        answer = await connection.call(
+            "delivery",
+            lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).RedriveDeadLetters,
+            dead_letter_service_pb2.RedriveDeadLettersRequest(dead_letter_ids=part, validate_only=dry_run),
+            put_aside.CALLER,
+        )
+        return answer.redriven_count, answer.refused_dead_letter_ids
 
-    redriven = 0
-    refused: list[str] = []
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("judging" if dry_run else "redriving", total=len(ids))
-        for start in range(0, len(ids), _REDRIVEN_AT_ONCE):
-            part = ids[start : start + _REDRIVEN_AT_ONCE]
-            answer = await connection.call(
-                "delivery",
-                lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).RedriveDeadLetters,
-                dead_letter_service_pb2.RedriveDeadLettersRequest(dead_letter_ids=part, validate_only=dry_run),
-                _OPERATOR,
-            )
-            redriven += answer.redriven_count
-            refused += answer.refused_dead_letter_ids
-            progress.update(bar, advance=len(part))
-    return redriven, refused
-
-
-def _result(redriven: int, refused: int, dry_run: bool) -> str:
-    if dry_run:
-        return f"{redriven} would be redriven, {refused} would stay"
-    return f"{redriven} redriven, {refused} stay"
+    return await put_aside.redrive(ask, ids, at_once=_REDRIVEN_AT_ONCE, dry_run=dry_run)
 
 
 def _row(letter: dead_letter_service_pb2.DeadLetter) -> tuple[str, ...]:

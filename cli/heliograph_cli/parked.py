@@ -9,13 +9,11 @@ from typing import Final
 import typer
 
 from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
-from heliograph_cli import texts
-from heliograph_cli.connection import OPERATOR, Actor, Connection, Reach, connect
-from heliograph_cli.failures import FAILED, REFUSED, CommandFailed
+from heliograph_cli import put_aside, texts
+from heliograph_cli.connection import Connection, Reach, connect
+from heliograph_cli.failures import FAILED, CommandFailed
 from mesh.errors import Failure
 
-_OPERATOR: Final = Actor("operator", OPERATOR)
-_PAGE_SIZE: Final = 500
 # A large audience is decided within one call.
 _REDRIVEN_AT_ONCE: Final = 10
 _HEAD: Final = ("TIME", "LANE", "PARTITION", "POSITION", "BYTES", "ID", "REASON")
@@ -45,7 +43,7 @@ async def show_one(reach: Reach, parked_id: str, *, output: Path | None, as_json
             "fanout",
             lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).GetParked,
             fanout_service_pb2.GetParkedRequest(parked_id=parked_id),
-            _OPERATOR,
+            put_aside.CALLER,
         )
     if output is not None:
         _write(output, answer.record.value)
@@ -70,52 +68,44 @@ async def redrive(reach: Reach, parked_ids: Sequence[str] | None, *, dry_run: bo
     Raises:
         CommandFailed: some of those that were named cannot be tried; the others went.
     """
-    redriven = 0
-    refused: list[str] = []
     async with connect(reach) as connection:
-        ids = [one.parked_id for one in await _listed(connection)] if parked_ids is None else parked_ids
-        for start in range(0, len(ids), _REDRIVEN_AT_ONCE):
-            part = ids[start : start + _REDRIVEN_AT_ONCE]
+
+        async def ask(part: Sequence[str]) -> tuple[int, Sequence[str]]:
             answer = await connection.call(
                 "fanout",
                 lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).RedriveParked,
                 fanout_service_pb2.RedriveParkedRequest(parked_ids=part, validate_only=dry_run),
-                _OPERATOR,
+                put_aside.CALLER,
             )
-            redriven += answer.redriven_count
-            refused += answer.refused_parked_ids
-    would = "would be " if dry_run else ""
-    typer.echo(f"{redriven} {would}redriven, {len(refused)} {'would ' if dry_run else ''}stay")
-    if refused and parked_ids is not None:
-        raise CommandFailed(f"gone, or cannot be read: {', '.join(refused)}", REFUSED)
+            return answer.redriven_count, answer.refused_parked_ids
+
+        ids = [one.parked_id for one in await _listed(connection)] if parked_ids is None else parked_ids
+        refused = await put_aside.redrive(ask, ids, at_once=_REDRIVEN_AT_ONCE, dry_run=dry_run)
+    if parked_ids is not None:
+        put_aside.require_all(refused, "read")
 
 
 async def hint(connection: Connection) -> str:
     """Returns a line about what fanout has put aside, for those who look at dead letters; empty if nothing."""
     try:
-        count = len(await _listed(connection, _PAGE_SIZE))
+        count = len(await _listed(connection, put_aside.PAGE_SIZE))
     except Failure:
         return "fanout does not answer: what it has put aside is not known"
-    more = " or more" if count == _PAGE_SIZE else ""
+    more = " or more" if count == put_aside.PAGE_SIZE else ""
     return f"fanout has put {count}{more} records aside: see heliograph parked list" if count else ""
 
 
 async def _listed(connection: Connection, limit: int | None = None) -> list[fanout_service_pb2.ParkedRecord]:
-    found: list[fanout_service_pb2.ParkedRecord] = []
-    token = ""
-    while limit is None or len(found) < limit:
-        size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(found))
+    async def ask(size: int, token: str) -> tuple[Sequence[fanout_service_pb2.ParkedRecord], str]:
         answer = await connection.call(
             "fanout",
             lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).ListParked,
             fanout_service_pb2.ListParkedRequest(page_size=size, page_token=token),
-            _OPERATOR,
+            put_aside.CALLER,
         )
-        found += answer.records
-        token = answer.next_page_token
-        if not token:
-            break
-    return found
+        return answer.records, answer.next_page_token
+
+    return [record async for record in put_aside.listed(ask, limit)]
 
 
 def _row(record: fanout_service_pb2.ParkedRecord) -> tuple[str, ...]:
