@@ -16,10 +16,12 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from mesh import loops, process, telemetry
-from mesh.clock import Clock, SystemClock
+from mesh.clock import Clock, SteadyClock, SystemClock
+from mesh.clock_watch import ClockWatch
 from mesh.dependencies import Dependencies
 from mesh.errors import Failure, StartError
 from mesh.loops import SupervisedLoop
+from mesh.readiness import Readiness
 from mesh.settings import ServiceSettings, document, load, render, uvloop_wanted
 from mesh.telemetry import Telemetry
 
@@ -50,7 +52,9 @@ class App:
     Attributes:
         name: the service.
         settings: what the process was told.
-        clock: the process's clock.
+        clock: the process's clock; no step of the machine's moves it.
+        clock_watch: notices such a step.
+        readiness: whether the process takes work.
         telemetry: its metrics.
         log: its logger.
         dependencies: watches what it needs from outside.
@@ -67,21 +71,22 @@ class App:
     ) -> None:
         self.name = name
         self.settings = settings
-        self.clock: Clock = SystemClock() if clock is None else clock
+        self.clock = SteadyClock(SystemClock() if clock is None else clock)
         self.telemetry = Telemetry(name)
         self.log = telemetry.logger().bind(service=name, process=settings.process)
         self.dependencies = Dependencies(telemetry=self.telemetry, log=self.log, monotonic=self.clock.monotonic)
+        self.readiness = Readiness()
+        self.clock_watch = ClockWatch(clock=self.clock, telemetry=self.telemetry, log=self.log)
+        self.clock_watch.on_change(self.readiness.see_clock)
         self.started = asyncio.Event()
         self._random = random
         self._resources: list[_Resource] = []
         self._loops: list[SupervisedLoop] = []
-        self._readiness: list[Callable[[bool], None]] = []
         self._drains: list[tuple[str, Step]] = []
         self._group: asyncio.TaskGroup | None = None
         self._scope: asyncio.Timeout | None = None
         self._stop = asyncio.Event()
         self._begun = False
-        self._ready = False
         self._finishing = False
         self._failed_loop = ""
         self._loop_tasks: set[asyncio.Task[None]] = set()
@@ -127,7 +132,7 @@ class App:
 
     def on_ready(self, set_serving: Callable[[bool], None]) -> None:
         """Registers what learns that the process is ready (True) or not any more (False)."""
-        self._readiness.append(set_serving)
+        self.readiness.on_change(set_serving)
 
     def on_drain(self, name: str, drain: Step) -> None:
         """Registers a step of the drain: hand back what is unfinished, say goodbye, wait for the last answers."""
@@ -185,7 +190,7 @@ class App:
             if self._stop.is_set() or not await self._until_interrupted(self._start(started)):
                 return
             self._begin_loops(group)
-            self._announce(True)
+            self.readiness.open(True)
             if when_started is not None:
                 when_started()
             # Only now: what is collected after the start keeps nobody waiting.
@@ -245,6 +250,7 @@ class App:
 
     def _begin_loops(self, group: asyncio.TaskGroup) -> None:
         self.supervise("loop_lag", self.telemetry.run_loop_lag)
+        self.supervise("clock_watch", self.clock_watch.run)
         if self.dependencies.watched:
             self.supervise("dependencies", self.dependencies.run)
         self._begun = True
@@ -256,13 +262,6 @@ class App:
         if task is not None:
             self._loop_tasks.add(task)
             task.add_done_callback(self._loop_tasks.discard)
-
-    def _announce(self, ready: bool) -> None:
-        if ready is self._ready:
-            return
-        self._ready = ready
-        for set_serving in self._readiness:
-            set_serving(ready)
 
     def _fail(self, name: str) -> None:
         # While the process stops anyway, a loop that breaks at its cancellation changes nothing.
@@ -280,14 +279,14 @@ class App:
     # ---------------------------------------------------------------- drain and stop
 
     async def _drain(self) -> None:
-        self._announce(False)
+        self.readiness.open(False)
         await asyncio.sleep(self.settings.drain_delay)
         for name, drain in self._drains:
             await self._bounded("drain", name, drain)
 
     async def _finish(self, started: Sequence[_Resource]) -> None:
         self._finishing = True
-        self._announce(False)
+        self.readiness.open(False)
         await self._end(self._loop_tasks, grace=0.0)
         await self._end(self._spawned, grace=self.settings.drain_limit)
         for resource in reversed(started):

@@ -1,17 +1,25 @@
-"""Time as something that is passed in: the system's clock, a manual one, and the writer's clock of stamps.
+"""Time as something that is passed in: the system's clock, one that no step reaches, a manual one, and stamps.
 
-Must not be read inside a service's rules: they get times as arguments.
+A process goes by a `SteadyClock`. When the machine's clock is set while the process runs, nobody can tell whether it
+was right before or is right now; so the process keeps its own time, and takes no work until both agree again or it is
+started anew. Must not be read inside a service's rules: they get times as arguments.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+from mesh.errors import Unavailable
 
 _MICROS = 1_000_000
 # CLOCK_BOOTTIME goes on while the machine sleeps: a lease that ran out in a suspended laptop is over. macOS has none;
 # its time.monotonic() is the best there is.
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+# Half of what the clocks of two processes may differ by: two that are each within it are within that.
+LARGEST_STEP_S: Final = 0.5
+# When a refused caller may come again, in seconds.
+_COME_AGAIN_S: Final = 1.0
 
 
 class Clock(Protocol):
@@ -25,6 +33,10 @@ class Clock(Protocol):
         """Returns seconds since some fixed moment; it never goes back and includes time asleep where it can."""
         ...
 
+    def agrees(self) -> bool:
+        """Says whether times of this clock may be written: False once it was set since the process began."""
+        ...
+
 
 class SystemClock:
     """The machine's clock."""
@@ -36,6 +48,41 @@ class SystemClock:
     def monotonic(self) -> float:
         """Returns seconds since boot, time asleep included where the system counts it."""
         return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
+
+    def agrees(self) -> bool:
+        """Returns True: this one is not compared with anything."""
+        return True
+
+
+class SteadyClock:
+    """A wall clock that is read once and goes on by the monotonic one: whoever sets the machine's clock moves nothing.
+
+    Args:
+        clock: the machine's.
+        largest_step: seconds by which the machine's wall clock may part from this one.
+    """
+
+    def __init__(self, clock: Clock, *, largest_step: float = LARGEST_STEP_S) -> None:
+        self._clock = clock
+        self._largest_step = largest_step
+        self._start_monotonic = clock.monotonic()
+        self._start = clock.wall()
+
+    def wall(self) -> float:
+        """Returns Unix time in seconds as it was when the process began, plus what has passed since."""
+        return self._start + self._clock.monotonic() - self._start_monotonic
+
+    def monotonic(self) -> float:
+        """Returns seconds since some fixed moment."""
+        return self._clock.monotonic()
+
+    def apart(self) -> float:
+        """Returns how many seconds the machine's wall clock is ahead of this one; negative when it is behind."""
+        return self._clock.wall() - self.wall()
+
+    def agrees(self) -> bool:
+        """Says whether the machine's wall clock still shows what this one does. Looks now; cheap."""
+        return abs(self.apart()) <= self._largest_step
 
 
 class ManualClock:
@@ -52,6 +99,10 @@ class ManualClock:
     def monotonic(self) -> float:
         """Returns the seconds advanced so far."""
         return self._monotonic
+
+    def agrees(self) -> bool:
+        """Returns True: this one is not compared with anything."""
+        return True
 
     def advance(self, seconds: float) -> None:
         """Lets time pass on both clocks.
@@ -98,3 +149,23 @@ class Stamper:
 
     def _now(self) -> int:
         return self._start + round((self._clock.monotonic() - self._start_monotonic) * _MICROS)
+
+    def check(self) -> None:
+        """Refuses to go on while the machine's clock does not show what stamps go by.
+
+        Raises:
+            Unavailable: it was set while the process ran.
+        """
+        require_agreement(self._clock)
+
+
+def require_agreement(clock: Clock) -> None:
+    """Refuses what would go by a time that may be wrong.
+
+    Raises:
+        Unavailable: the clock was set while the process ran.
+    """
+    if not clock.agrees():
+        raise Unavailable(
+            "the clock of this machine was set while the process ran", reason="CLOCK_SET", retry_delay=_COME_AGAIN_S
+        )

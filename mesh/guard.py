@@ -22,7 +22,7 @@ from grpc_status import rpc_status
 
 from mesh import status
 from mesh.access import PRODUCER, RECIPIENT, Access, allowed_roles
-from mesh.clock import Clock
+from mesh.clock import Clock, require_agreement
 from mesh.context import CallContext, enter
 from mesh.errors import (
     DeadlineExceeded,
@@ -78,6 +78,7 @@ class Guard:
         self._access = access
         self._direct = direct
         self._identify = identifier.identify
+        self._clock = clock
         self._monotonic = clock.monotonic
         self._default_deadline = default_deadline
         self._closed = False
@@ -90,12 +91,13 @@ class Guard:
         """Refuses every further call, so that its caller tries elsewhere or later; those that run go on."""
         self._closed = True
 
-    def wrap(self, path: str, method: _Method) -> _Method:
+    def wrap(self, path: str, method: _Method, *, by_wall_clock: bool) -> _Method:
         """Returns the method with everything around it.
 
         Args:
             path: full method path, "/package.Service/Method".
             method: what the generated registration function made of the servicer's method.
+            by_wall_clock: refuse calls once the machine's clock was set.
 
         Raises:
             TypeError: the servicer's method is no coroutine function, such as an async generator.
@@ -109,14 +111,15 @@ class Guard:
         decode = _decoder(path, method.request_deserializer)
         if method.request_streaming:
             # The context decodes frames as they are read; by then the caller has been let in.
-            guarded = self._around(path, behaviour, decode=None, encode=None, unary=False)
+            guarded = self._around(path, behaviour, decode=None, encode=None, unary=False, wall=by_wall_clock)
             if method.response_streaming:
                 return grpc.stream_stream_rpc_method_handler(guarded, decode, method.response_serializer)
             return grpc.stream_unary_rpc_method_handler(guarded, decode, method.response_serializer)
         if method.response_streaming:
-            guarded = self._around(path, behaviour, decode=decode, encode=None, unary=False)
+            guarded = self._around(path, behaviour, decode=decode, encode=None, unary=False, wall=by_wall_clock)
             return grpc.unary_stream_rpc_method_handler(guarded, None, method.response_serializer)
-        guarded = self._around(path, behaviour, decode=decode, encode=method.response_serializer, unary=True)
+        encode = method.response_serializer
+        guarded = self._around(path, behaviour, decode=decode, encode=encode, unary=True, wall=by_wall_clock)
         return grpc.unary_unary_rpc_method_handler(guarded, None, None)
 
     def _around(
@@ -127,6 +130,7 @@ class Guard:
         decode: Callable[[bytes], Any] | None,
         encode: Callable[[Any], bytes] | None,
         unary: bool,
+        wall: bool,
     ) -> _Behaviour:
         allowed = allowed_roles(self._access, path, direct=self._direct)
         succeeded = self._calls.labels(path, "OK").inc
@@ -136,7 +140,7 @@ class Guard:
         async def guarded(request: Any, context: _Context) -> Any:
             started = clock()
             try:
-                capped = self._admit(path, allowed, context, unary)
+                capped = self._admit(path, allowed, context, unary, wall)
                 if decode is not None:
                     request = decode(request)
                 if capped:
@@ -167,7 +171,7 @@ class Guard:
 
         return guarded
 
-    def _admit(self, path: str, allowed: Container[str], context: _Context, unary: bool) -> bool:
+    def _admit(self, path: str, allowed: Container[str], context: _Context, unary: bool, wall: bool) -> bool:
         """Makes the call's context or refuses it; returns whether the default deadline has to be enforced here."""
         if self._closed:
             raise Unavailable("the process is leaving service; try again", reason="DRAINING")
@@ -185,6 +189,8 @@ class Guard:
                 reason="CALLER_NOT_ALLOWED",
                 metadata={"role": caller.role, "method": path},
             )
+        if wall:
+            require_agreement(self._clock)
         left = context.time_remaining()
         capped = unary and left is None
         if capped:

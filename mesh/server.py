@@ -7,6 +7,7 @@ are registered through `Server.add` only, and the gRPC server itself is not hand
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
@@ -61,6 +62,7 @@ class Server:
         clock: what deadlines are measured with.
         max_receive_bytes: largest message taken.
         default_deadline: seconds a unary call without a deadline gets.
+        by_wall_clock: calls go by the wall clock, and are refused once it was set; health and reflection never are.
         marker: what `mesh.streams.accept` tells its callers by default; a process that is called by name says it here.
     """
 
@@ -77,6 +79,7 @@ class Server:
         clock: Clock,
         max_receive_bytes: int = options.MAX_MESSAGE_BYTES,
         default_deadline: float = 10.0,
+        by_wall_clock: bool = True,
         marker: str = "",
     ) -> None:
         self.marker = marker or name
@@ -90,6 +93,7 @@ class Server:
             default_deadline=default_deadline,
         )
         self._max_receive_bytes = max_receive_bytes
+        self._by_wall_clock = by_wall_clock
         self._registered: list[grpc.GenericRpcHandler] = []
         # Made by `start`: gRPC binds a server to the running loop, and wiring may happen before there is one.
         self._server: grpc.aio.Server | None = None
@@ -128,7 +132,7 @@ class Server:
             raise ValueError(f"{service.full_name}: not registered: {', '.join(missing) or 'any method'}")
         for name in raw:
             methods[name] = _without_codec(methods[name])
-        self._register(service.full_name, methods)
+        self._register(service.full_name, methods, by_wall_clock=self._by_wall_clock)
         self._services.append(service.full_name)
 
     async def start(self) -> None:
@@ -138,6 +142,7 @@ class Server:
             StartError: the socket cannot be had; one line with the reason.
         """
         await self._announce(False, "", *self._services)
+        await self._announce(True, "clock")
         self._add_standard_services()
         claim(self._socket)
         known = _server_ids()
@@ -173,6 +178,10 @@ class Server:
         out would replace their precise refusals, and whatever they can still do, by none at all.
         """
         self._tell(self._announce(here, f"dependency/{name}"))
+
+    def set_clock(self, agrees: bool) -> None:
+        """Tells the health service, under `clock`, whether the machine's clock shows the time this process goes by."""
+        self._tell(self._announce(agrees, "clock"))
 
     async def stop(self, grace: float) -> None:
         """Takes no new calls, waits up to `grace` seconds for those that run, then cancels them.
@@ -210,8 +219,9 @@ class Server:
             response.statuses[name].status = state
         return response
 
-    def _register(self, name: str, methods: Methods) -> None:
-        guarded = {method: self._guard.wrap(f"/{name}/{method}", served) for method, served in methods.items()}
+    def _register(self, name: str, methods: Methods, *, by_wall_clock: bool = False) -> None:
+        wrap = functools.partial(self._guard.wrap, by_wall_clock=by_wall_clock)
+        guarded = {method: wrap(f"/{name}/{method}", served) for method, served in methods.items()}
         # One generic registration: registered methods cost the server's loop a pending request each, on every call.
         self._registered.append(grpc.method_handlers_generic_handler(name, guarded))
 

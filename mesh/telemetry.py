@@ -159,6 +159,10 @@ class Telemetry:
         self.dependency_up = self.gauge(
             "dependency_up", "Whether a store outside the process answers: 1, or 0 when it is gone.", ["dependency"]
         )
+        self.clock_apart = self.gauge(
+            "clock_apart_seconds",
+            "How far the machine's clock was set ahead of the time this process goes by; beyond 0.5 it takes no work.",
+        )
         self._pauses = _CollectionPauses(self._prefix)
         self.registry.register(self._pauses)
 

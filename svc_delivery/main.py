@@ -208,10 +208,16 @@ def wire(app: App, settings: DeliverySettings) -> None:
     app.supervise("follow_ups", follow_ups.run)
     app.supervise("sweep", lambda: sweep(store.inbox, app.clock))
     app.supervise("sweep letters", lambda: sweep(store.dead_letters, app.clock, event="dead_letters_swept"))
-    app.on_ready(server.set_serving)
-    app.dependencies.on_change(server.set_dependency)
+    _tell(server, app)
     app.on_drain("dispatch", delivery.drain)
     app.on_drain("live", flush)
+
+
+def _tell(server: Server, app: App) -> None:
+    """Lets health know how the process is."""
+    app.on_ready(server.set_serving)
+    app.clock_watch.on_change(server.set_clock)
+    app.dependencies.on_change(server.set_dependency)
 
 
 def _store(app: App, settings: DeliverySettings) -> InboxStore:

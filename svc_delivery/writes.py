@@ -45,19 +45,20 @@ class FreshWriter:
         """Stores rows, follow-up and decisions; returns the stamp that counts.
 
         Raises:
-            Unavailable: the store did not answer, or always too late; what it has is unknown.
+            Unavailable: the store did not answer, or always too late, or the clock was set; what it has is unknown.
             RowsRefused: the store refused some rows; the others are stored under a stamp that counts, nothing else is.
         """
         for _ in range(self._tries):
+            self._stamper.check()
             stamp = self._stamper.next()
             try:
                 await self._inbox.write(rows, stamp=stamp, follow_up=follow_up, decisions=decisions)
             except RowsRefused:
-                if self._stamper.age(stamp) <= self._limit:
+                if self._is_fresh(stamp):
                     raise
                 self._late()
                 continue
-            if self._stamper.age(stamp) <= self._limit:
+            if self._is_fresh(stamp):
                 return stamp
             self._late()
             # They are durable, however late; only the rows' stamps do not count.
@@ -68,12 +69,18 @@ class FreshWriter:
         """Stores marks.
 
         Raises:
-            Unavailable: the store did not answer, or always too late; what it has is unknown.
+            Unavailable: the store did not answer, or always too late, or the clock was set; what it has is unknown.
         """
         for attempt in range(self._tries):
+            self._stamper.check()
             stamp = self._stamper.next()
             outcomes = await self._inbox.mark(marks, stamp=stamp, again=attempt > 0)
-            if self._stamper.age(stamp) <= self._limit:
+            if self._is_fresh(stamp):
                 return outcomes
             self._late()
         raise core.too_slow(self._limit)
+
+    def _is_fresh(self, stamp: int) -> bool:
+        # A clock that was set meanwhile may hide how long the answer took.
+        self._stamper.check()
+        return self._stamper.age(stamp) <= self._limit

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from mesh.backoff import full_jitter
+from mesh.clock import Clock
 from mesh.errors import Failure, from_description
 from mesh.lanes import LaneReader, LowWater, PositionLost, Stored, partition_of
 from mesh.telemetry import logger
@@ -38,6 +39,7 @@ class Flight:
         lane: str,
         reader: LaneReader,
         delivery: Delivery,
+        clock: Clock,
         metrics: Metrics,
         batches_in_flight: int,
         commit_interval: float,
@@ -55,6 +57,7 @@ class Flight:
             lane: its name.
             reader: the lane, open.
             delivery: takes batches.
+            clock: nothing is read once it was set: what is over would be judged by a time that may be wrong.
             metrics: counts.
             batches_in_flight: batches that may be unfinished.
             commit_interval: seconds between two commits of the position.
@@ -71,6 +74,7 @@ class Flight:
         reader.on_leave(self._commit)
         self._stopping = False
         self._delivery = delivery
+        self._clock = clock
         self._metrics = metrics
         self._commit_interval = commit_interval
         self._trace = trace
@@ -125,6 +129,9 @@ class Flight:
         """Returns the next records, or none after a while; tries again until the lane can be read."""
         attempt = 0
         while not self._stopping:
+            if not self._clock.agrees():
+                await asyncio.sleep(self._read_wait)
+                continue
             try:
                 return await self.reader.read(limit, self._read_wait)
             except PositionLost as failure:

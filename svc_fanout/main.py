@@ -126,6 +126,7 @@ class _Wiring:
         app.resource("server", server.start, lambda: server.stop(1.0))
         app.supervise("lag", self._measure_lag)
         app.on_ready(server.set_serving)
+        app.clock_watch.on_change(server.set_clock)
         app.dependencies.on_change(server.set_dependency)
 
     def _wire_lane(self, lane: str, priority: notification_pb2.Priority.ValueType) -> None:
@@ -206,6 +207,7 @@ class _Wiring:
             lane=lane,
             reader=reader,
             delivery=link,
+            clock=self.app.clock,
             metrics=self.metrics,
             batches_in_flight=batches_in_flight,
             commit_interval=settings.commit_interval,

@@ -124,6 +124,8 @@ _CLOSE_CODES = {
     "TOKEN_INVALID": CloseCode.TOKEN_INVALID,
     "OVERLOADED": CloseCode.OVERLOADED,
     "DRAINING": CloseCode.DRAINING,
+    # Another node has another clock.
+    "CLOCK_SET": CloseCode.DRAINING,
     "CALLER_NOT_ALLOWED": CloseCode.TOKEN_INVALID,
 }
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mesh.backoff import dither
-from mesh.clock import Clock, Stamper
+from mesh.clock import Clock, Stamper, require_agreement
+from mesh.errors import Unauthenticated
 from mesh.ids import join_key
 from mesh.tokens import TokenVerifier
 from svc_gateway import answers
@@ -63,7 +64,12 @@ class FrontDesk:
 
     def verify(self, token: str) -> Identity:
         """See `decisions.Desk`."""
-        claims = self._tokens.verify(token)
+        try:
+            claims = self._tokens.verify(token)
+        except Unauthenticated:
+            # By a time that may be wrong nobody is told that a token is no good.
+            require_agreement(self._clock)
+            raise
         if claims.role != "recipient":
             raise answers.no_recipient()
         return Identity(
@@ -78,6 +84,7 @@ class FrontDesk:
             raise answers.node_draining(self._delay())
         if self._sessions.count >= self._session_limit:
             raise answers.too_many_sessions(self._sessions.count, self._delay())
+        require_agreement(self._clock)
         number = self._stamper.next()
         return Admission(
             connect_number=number,

@@ -160,6 +160,7 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
         app.supervise(f"topics-{number}", changes.change_for_ever)
     app.supervise("clock", lambda: run_clock(gateway, listener.sweep, gate, clock))
     app.on_ready(server.set_serving)
+    app.clock_watch.on_change(server.set_clock)
     app.on_drain("sessions", drain.say_goodbye)
     app.on_drain("marks", drain.hand_back)
     app.log.info("websocket_chosen", listen=settings.listen, node_id=settings.node_id)

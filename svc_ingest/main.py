@@ -97,6 +97,7 @@ def wire(app: App, settings: IngestSettings) -> None:
     # Calls under way are answered before anything else stops.
     app.on_drain("calls", lambda: server.stop(settings.drain_limit))
     app.on_ready(server.set_serving)
+    app.clock_watch.on_change(server.set_clock)
     app.dependencies.on_change(server.set_dependency)
     app.supervise("sweep", Sweep(log=log, lanes=lanes, clock=app.clock, metrics=metrics).run)
     watch = Watch(gate=gate, lanes=lanes, count_calls=server.count_calls, clock=app.clock, metrics=metrics)

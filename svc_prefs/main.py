@@ -62,6 +62,7 @@ def wire(app: App, settings: PrefsSettings) -> None:
     app.dependencies.watch("store", settings.store_url, store)
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.on_ready(server.set_serving)
+    app.clock_watch.on_change(server.set_clock)
     app.dependencies.on_change(server.set_dependency)
 
 

@@ -33,6 +33,8 @@ def wire(app: App, settings: PresenceSettings) -> None:
         tokens=None,
         telemetry=app.telemetry,
         clock=app.clock,
+        # Leases go by the other clock: to refuse them would end sessions for nothing.
+        by_wall_clock=False,
     )
     server.add(
         presence_service_pb2_grpc.add_PresenceServiceServicer_to_server,
@@ -56,7 +58,9 @@ def wire(app: App, settings: PresenceSettings) -> None:
     app.resource("store", store.open, store.close)
     app.resource("server", server.start, lambda: server.stop(1.0))
     app.supervise("sweep", sweep)
+    app.readiness.bear_steps()
     app.on_ready(server.set_serving)
+    app.clock_watch.on_change(server.set_clock)
     app.dependencies.on_change(server.set_dependency)
 
 

@@ -39,6 +39,7 @@ _NO_SPACE = 200 << 20
 _SQLITE_HEADER = b"SQLite format 3\0"
 _LARGEST_SKEW_S = 2.0
 _SET_CLOCK = "set this machine's clock, best by NTP, then `heliograph down` and `heliograph up`"
+_CLOCK_SET = "put the clock right; if it is right now and was wrong before, `heliograph down`, then `heliograph up`"
 _PACKAGES = ("heliograph", "grpcio", "protobuf", "cryptography", "websockets")
 _WITHOUT_VERSION = "0"
 
@@ -289,7 +290,10 @@ async def processes(patient: Patient) -> list[Finding]:
             well = await health.serves(run / f"{name}.sock", direct=running.direct)
         else:
             well = await envoys.is_ready(str(run / f"{name.removesuffix('-envoy')}.admin"))
-        if not well:
+        if one.kind == "service" and await health.clock_was_set(run / f"{name}.sock", direct=running.direct):
+            text = f"{name}: the clock of this machine was set while it ran"
+            findings.append(Finding("fail", "clock", text, _CLOCK_SET))
+        elif not well:
             text = f"{name} does not serve ({one.state}, pid {one.pid}, {one.restart_count} restarts)"
             findings.append(Finding("fail", "processes", text, f"heliograph logs {name}"))
         elif one.restart_count:

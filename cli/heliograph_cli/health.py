@@ -1,4 +1,6 @@
-"""Asks a process whether it serves, and what it misses: gRPC health on a service's own Unix socket.
+"""Asks a process whether it serves, what it misses and whether its clock was set.
+
+It uses gRPC health on a service's own Unix socket.
 
 Must not wait: it asks once and answers.
 """
@@ -25,6 +27,15 @@ async def serves(socket: Path, *, direct: bool) -> bool:
 
     Behind a sidecar the socket's owner is believed without a name; in direct mode an operator asks.
     """
+    return await _state(socket, "", direct=direct) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def clock_was_set(socket: Path, *, direct: bool) -> bool:
+    """Says whether the service behind this socket finds the machine's clock set; False when it is silent."""
+    return await _state(socket, "clock", direct=direct) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def _state(socket: Path, name: str, *, direct: bool) -> int | None:
     async with _channel(socket) as channel:
         check = channel.unary_unary(
             HEALTH_CHECK,
@@ -32,10 +43,11 @@ async def serves(socket: Path, *, direct: bool) -> bool:
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
         try:
-            answer = await check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S, metadata=_metadata(direct))
+            request = health_pb2.HealthCheckRequest(service=name)
+            answer = await check(request, timeout=_TIMEOUT_S, metadata=_metadata(direct))
         except grpc.aio.AioRpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            return None
+    return int(answer.status)
 
 
 async def missing(socket: Path, *, direct: bool) -> list[str]:

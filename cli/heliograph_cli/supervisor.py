@@ -76,6 +76,7 @@ class Supervisor:
         stop_limit: seconds until a process that does not stop is killed.
         backoff_base: bound of the first pause before a restart, in seconds.
         draw: returns a random number in [0, 1).
+        clock_agrees: says whether the machine's clock was left alone; while it was set, nothing is started again.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Supervisor:
         stop_limit: float = STOP_LIMIT_S,
         backoff_base: float = BACKOFF_BASE_S,
         draw: Callable[[], float] = random.random,
+        clock_agrees: Callable[[], bool] = lambda: True,
     ) -> None:
         self.children = {process.name: Child(process) for process in processes}
         self._environ = dict(environ)
@@ -100,6 +102,7 @@ class Supervisor:
         self._stop_limit = stop_limit
         self._backoff_base = backoff_base
         self._draw = draw
+        self._clock_agrees = clock_agrees
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
         self._fault: CommandFailed | None = None
@@ -195,7 +198,19 @@ class Supervisor:
             self._enter(child, "waiting")
             self._say(child.process.name, f"{_how(code)}; starting it again in {wait:.1f} s", True)
             await _first(self._stop.wait(), wait)
+            await self._until_the_clock_agrees(child)
         self._enter(child, "stopped")
+
+    async def _until_the_clock_agrees(self, child: Child) -> None:
+        """Waits: a process takes the time of its start for the right one, and what it writes bears it."""
+        if self._clock_agrees():
+            return
+        text = (
+            "waits: this machine's clock was set; put it right, or if it is right now, stop everything and start anew"
+        )
+        self._say(child.process.name, text, True)
+        while not self._stop.is_set() and not self._clock_agrees():
+            await _first(self._stop.wait(), _LONGEST_POLL_S)
 
     async def _live(self, child: Child) -> int:
         """Starts the child and returns how it ended."""

@@ -24,6 +24,7 @@ from heliograph_cli.folders import DEFAULT_STATE_DIR, Folders, deploy_file, fold
 from heliograph_cli.plan import EDGE, SINGLE, Choices, Plan, Process, plan_direct
 from heliograph_cli.record import ProcessRecord, State, UpRecord, installed_version
 from heliograph_cli.supervisor import Supervisor
+from mesh.clock import SteadyClock, SystemClock
 from mesh.errors import StartError
 from mesh.filelock import FileLock
 
@@ -130,6 +131,7 @@ class _Run:
             before_stop=self._before_stop,
             say=console.say,
             changed=self._write_down,
+            clock_agrees=SteadyClock(SystemClock()).agrees,
         )
 
     async def run(self) -> None:

@@ -1,4 +1,7 @@
-"""The wall clock of one service is set while it runs, by an hour in either direction and by minutes."""
+"""The wall clock of one service is set while it runs, by an hour in either direction and by minutes.
+
+Its process takes no work until the clock is right again, or until it is started anew because it is right now.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from heliograph_cli import health
 from tests.faults.clocks import Clocks
 from tests.faults.judging import judged
 from tests.faults.rig import Run
@@ -39,9 +43,9 @@ async def stepped(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Cluster
     "service", ["delivery", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fanout", "presence"))]
 )
 async def test_a_wall_clock_is_set_and_set_back(stepped: tuple[Cluster, Clocks], service: str) -> None:
-    """Leases, silence limits and pauses go by the other clock; what was accepted arrives all the same.
+    """The process says so and stores nothing; it goes on by itself, and what was accepted arrives.
 
-    Delivery counts no write while its wall clock is ahead of its stamps: what is published meanwhile comes afterwards.
+    Presence goes by the other clock, and serves all the time.
     """
     cluster, clocks = stepped
     async with judged(cluster, f"clock-{service}-") as run:
@@ -49,13 +53,30 @@ async def test_a_wall_clock_is_set_and_set_back(stepped: tuple[Cluster, Clocks],
             async with run.nemesis.fault("F-96", service) as evidence:
                 clocks.step(service, step)
                 try:
-                    await until(partial(_is, clocks, service, step), 10.0, f"the clock of {service} is stepped")
+                    await until(partial(_doubts, cluster, service), 10.0, f"{service} notices its clock")
+                    assert clocks.seen(service) == step
+                    assert await _serves(cluster, service) is (service == "presence")
                     asked = run.producer.open + len(run.producer.accepted)
                     await until(partial(_went_on, run, asked + 40), 20.0, "events are published meanwhile")
                     evidence.append(f"{service} ran {step:+g} s from the true time")
                 finally:
                     clocks.step(service, 0.0)
-                await until(partial(_is, clocks, service, 0.0), 10.0, f"the clock of {service} is right again")
+                await until(partial(_serves, cluster, service), 10.0, f"{service} serves again")
+            await run.flows(5)
+
+
+async def test_a_clock_that_is_right_now_is_taken_over_by_a_restart(stepped: tuple[Cluster, Clocks]) -> None:
+    """A process that is started anew goes by the time it finds, ahead of or behind what it stamped before."""
+    cluster, clocks = stepped
+    async with judged(cluster, "clock-anew-") as run:
+        for step in (60.0, 0.0):
+            async with run.nemesis.fault("F-97", "delivery") as evidence:
+                clocks.step("delivery", step)
+                await until(partial(_doubts, cluster, "delivery"), 10.0, "delivery notices its clock")
+                await run.nemesis.end("F-97", "delivery")
+                await until(partial(_serves, cluster, "delivery"), 20.0, "delivery serves")
+                assert not await _doubts(cluster, "delivery")
+                evidence.append(f"delivery was started anew {step:+g} s from the true time")
             await run.flows(5)
 
 
@@ -63,5 +84,13 @@ def _went_on(run: Run, count: int) -> bool:
     return run.producer.open + len(run.producer.accepted) >= count
 
 
-def _is(clocks: Clocks, service: str, step: float) -> bool:
-    return clocks.seen(service) == step
+async def _doubts(cluster: Cluster, service: str) -> bool:
+    return await health.clock_was_set(_socket(cluster, service), direct=True)
+
+
+async def _serves(cluster: Cluster, service: str) -> bool:
+    return await health.serves(_socket(cluster, service), direct=True)
+
+
+def _socket(cluster: Cluster, service: str) -> Path:
+    return Path(cluster.running.run_dir) / f"{service}.sock"

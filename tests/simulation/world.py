@@ -38,6 +38,10 @@ class HostClock:
         """Returns seconds; all machines agree."""
         return self._loop.time() + 1_000.0
 
+    def agrees(self) -> bool:
+        """Returns True: nobody sets a clock while a process runs."""
+        return True
+
 
 class Host:
     """One process, from its start to its death; the next one under its name is another host."""

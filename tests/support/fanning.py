@@ -337,6 +337,7 @@ class Fanout:
             lane=lane,
             reader=reader,
             delivery=self.delivery,
+            clock=self.clock,
             metrics=metrics,
             batches_in_flight=batches_in_flight,
             commit_interval=0.001,

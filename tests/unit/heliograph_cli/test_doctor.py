@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from heliograph_cli import doctor, envoys, record
+from heliograph_cli import doctor, envoys, health, record
 from heliograph_cli.doctor import Finding, Patient, worst
 from heliograph_cli.folders import Folders, deploy_file
 from heliograph_cli.record import UpRecord
 from mesh.envoy import certs
 from mesh.tokens import create_signing_key
+from tests.support import echo
+from tests.support.wait import until
 
 
 @pytest.fixture
@@ -123,6 +125,18 @@ async def test_a_service_that_does_not_serve_is_found(place: Folders) -> None:
     (finding,) = await doctor.processes(Patient(place, running, None, None, None))
     assert finding.level == "fail"
     assert finding.text.startswith("ingest does not serve")
+
+
+async def test_a_process_whose_clock_was_set_is_found(place: Folders, run_dir: Path) -> None:
+    """Its clock is named as the cause, not that it does not serve."""
+    one = record.ProcessRecord("echo", "service", "echo", os.getpid(), "serving", 0, argv=(), log="")
+    running = UpRecord(os.getpid(), "serving", True, 0.0, str(run_dir), "d", "", {}, {}, "", {"echo": one})
+    async with echo.serving(run_dir) as served:
+        served.server.set_clock(False)
+        await until(lambda: health.clock_was_set(run_dir / "echo.sock", direct=True))
+        (finding,) = await doctor.processes(Patient(place, running, None, None, None))
+    assert (finding.level, finding.subject) == ("fail", "clock")
+    assert finding.text == "echo: the clock of this machine was set while it ran"
 
 
 def test_the_worst_finding_decides() -> None:

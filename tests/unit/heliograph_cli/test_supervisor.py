@@ -48,6 +48,7 @@ class _Stage:
         self.said: list[str] = []
         self.states: list[str] = []
         self.processes: list[Process] = []
+        self.clock_agrees = True
         self.is_ready: Callable[[Process], bool] = lambda process: f"{process.name} here" in self.journal.read_text()
 
     def add(self, name: str, program: str, *, rank: int = 1, kind: Kind = "service") -> None:
@@ -73,6 +74,7 @@ class _Stage:
             stop_limit=stop_limit,
             backoff_base=0.01,
             draw=lambda: 0.5,
+            clock_agrees=lambda: self.clock_agrees,
         )
 
     def lines(self) -> list[str]:
@@ -136,6 +138,22 @@ async def test_a_killed_child_is_started_again_and_it_is_said(tmp_path: Path) ->
         assert child.restart_count == 1
     assert "victim: killed by SIGKILL; starting it again in 0.0 s" in stage.said
     assert any(line.startswith("victim: serves again after") for line in stage.said)
+
+
+async def test_nothing_is_started_again_while_the_clock_is_doubtful(tmp_path: Path) -> None:
+    """A process would take the wrong time for the right one; it is said, and goes on by itself."""
+    stage = _Stage(tmp_path)
+    stage.add("victim", _SERVE)
+    supervisor = stage.supervisor()
+    async with _running(supervisor):
+        child = supervisor.children["victim"]
+        stage.clock_agrees = False
+        first = child.pid
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: any("this machine's clock was set" in line for line in stage.said), what="the wait")
+        assert (child.pid, child.state) == (0, "waiting")
+        stage.clock_agrees = True
+        await until(lambda: child.state == "serving" and child.pid not in (0, first), what="the restart")
 
 
 async def test_a_start_that_cannot_succeed_stops_everything_with_its_last_words(tmp_path: Path) -> None:

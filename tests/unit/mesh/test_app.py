@@ -27,7 +27,8 @@ class _Frame:
 
     def __init__(self, folder: Path, **changes: Any) -> None:
         values = {"run_dir": folder / "run", "data_dir": folder / "data", "drain_limit": 5.0, **changes}
-        self.app = App(name="frame", settings=FrameSettings(**values), clock=ManualClock(), random=lambda: 0.0)
+        self.machine = ManualClock()
+        self.app = App(name="frame", settings=FrameSettings(**values), clock=self.machine, random=lambda: 0.0)
         self.seen: list[str] = []
         self.app.on_ready(lambda ready: self.seen.append("ready" if ready else "unready"))
 
@@ -399,3 +400,16 @@ async def test_a_cancelled_run_still_stops_its_resources(frame: _Frame) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert frame.seen == ["start", "ready", "loop", "unready", "loop over", "stop"]
+
+
+async def test_a_clock_that_is_set_makes_unready_until_it_is_right(run_dir: Path) -> None:
+    """The process lives on, and is ready again by itself."""
+    frame = _Frame(run_dir)
+    async with _running(frame.app):
+        for step in (-60.0, 60.0):
+            frame.machine.step_wall(step)
+            frame.app.clock_watch.look()
+        assert frame.seen == ["ready", "unready", "ready"]
+        frame.machine.step_wall(60.0)
+        await until(lambda: frame.seen[-1] == "unready", what="the app's own look")
+        assert not frame.app.stopping

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.clock import ManualClock, Stamper, SystemClock
+from mesh.clock import ManualClock, Stamper, SteadyClock, SystemClock, require_agreement
+from mesh.errors import Unavailable
 
 _MOVES = st.lists(
     st.one_of(
@@ -79,3 +80,29 @@ def test_age_is_the_larger_of_monotonic_and_wall_time(step: float, age: float) -
     clock.advance(2.0)
     clock.step_wall(step)
     assert stamper.age(stamp) == pytest.approx(age, abs=1e-5)
+
+
+@pytest.mark.parametrize("step", [3_600.0, -3_600.0])
+def test_no_step_moves_a_steady_clock(step: float) -> None:
+    """It goes on with the time since it began, refuses work meanwhile, and is good again when both agree."""
+    machine = ManualClock(wall=1_000.0)
+    clock = SteadyClock(machine)
+    machine.advance(1.5)
+    assert (clock.wall(), clock.agrees()) == (1_001.5, True)
+    machine.step_wall(step)
+    machine.advance(1.0)
+    assert (clock.wall(), clock.monotonic(), clock.agrees()) == (1_002.5, 2.5, False)
+    assert clock.apart() == step
+    with pytest.raises(Unavailable) as caught:
+        require_agreement(clock)
+    assert (caught.value.reason, caught.value.retry_delay) == ("CLOCK_SET", 1.0)
+    with pytest.raises(Unavailable):
+        Stamper(clock).check()
+    machine.step_wall(-step)
+    require_agreement(clock)
+
+
+def test_the_clocks_below_compare_themselves_with_nothing() -> None:
+    """Only a steady clock knows a time of its own."""
+    assert SystemClock().agrees()
+    assert ManualClock().agrees()

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mesh import context as calls
 from mesh.channel import call
+from mesh.clock import ManualClock, SteadyClock
 from mesh.errors import (
     DeadlineExceeded,
     Failure,
@@ -34,6 +35,7 @@ from mesh.errors import (
     Violation,
 )
 from mesh.server import CallCount
+from mesh.status import from_call
 from tests.support import echo
 from tests.support.wait import until
 
@@ -294,12 +296,14 @@ async def test_health_names_what_is_gone_and_readiness_stays(run_dir: Path) -> N
             answer = await stub.List(_health_types().HealthListRequest(), timeout=5, metadata=ask)
             return {name: one.status for name, one in answer.statuses.items()}
 
-        assert await listed() == {"": NOT_SERVING, echo.SERVICE: NOT_SERVING}
+        own = {"": NOT_SERVING, echo.SERVICE: NOT_SERVING, "clock": SERVING}
+        assert await listed() == own
         running.server.set_serving(True)
         running.server.set_dependency("inbox", True)
-        await until(lambda: _is(listed, {"": SERVING, echo.SERVICE: SERVING, "dependency/inbox": SERVING}))
+        own = {"": SERVING, echo.SERVICE: SERVING, "clock": SERVING}
+        await until(lambda: _is(listed, {**own, "dependency/inbox": SERVING}))
         running.server.set_dependency("inbox", False)
-        await until(lambda: _is(listed, {"": SERVING, echo.SERVICE: SERVING, "dependency/inbox": NOT_SERVING}))
+        await until(lambda: _is(listed, {**own, "dependency/inbox": NOT_SERVING}))
         request = health_pb2.HealthCheckRequest(service="dependency/inbox")
         assert (await stub.Check(request, timeout=5, metadata=ask)).status == NOT_SERVING
 
@@ -451,3 +455,23 @@ async def test_open_calls_are_those_of_this_server(run_dir: Path) -> None:
         await asyncio.gather(*waiting)
         await until(lambda: busy.server.count_calls() == CallCount(30, 30))
     assert busy.server.count_calls() == CallCount(30, 30)
+
+
+async def test_calls_are_refused_while_the_clock_is_doubtful(run_dir: Path) -> None:
+    """With a reason and a delay; health still answers, and names the clock."""
+    machine = ManualClock()
+    async with echo.serving(run_dir, clock=SteadyClock(machine)) as running:
+        ask = running.channels.metadata()
+        health_of = _health(running.channels.unary("echo"))
+        machine.step_wall(-60.0)
+        running.server.set_clock(False)
+        failure = from_call(await _refused(running.say(StringValue(value="x"), timeout=5, metadata=ask)))
+        assert (failure.reason, failure.retry_delay) == ("CLOCK_SET", 1.0)
+        request = health_pb2.HealthCheckRequest(service="clock")
+
+        async def is_named() -> bool:
+            return bool((await health_of.Check(request, timeout=5, metadata=ask)).status == NOT_SERVING)
+
+        await until(is_named)
+        machine.step_wall(60.0)
+        assert (await running.say(StringValue(value="x"), timeout=5, metadata=ask)).value == "x"

@@ -387,3 +387,24 @@ async def test_the_sweep_removes_what_is_too_old(follow_ups: FollowUps) -> None:
             return not await follow_ups.store.inbox.bodies([key])
 
         await until(is_gone)
+
+
+class DoubtedClock(ManualClock):
+    """A clock that was set, and counts how often somebody asked."""
+
+    agreed = False
+    asked = 0
+
+    def agrees(self) -> bool:
+        self.asked += 1
+        return self.agreed
+
+
+async def test_the_sweep_removes_nothing_while_the_clock_is_doubtful(follow_ups: FollowUps) -> None:
+    """However old everything looks."""
+    clock = DoubtedClock()
+    async with running(lambda: sweep(follow_ups.inbox, clock, interval=0.002, pause=0.0)):
+        await until(lambda: clock.asked >= 3)
+        assert follow_ups.inbox.calls["sweep"] == 0
+        clock.agreed = True
+        await until(lambda: follow_ups.inbox.calls["sweep"] >= 1)

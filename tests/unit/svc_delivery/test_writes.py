@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mesh.clock import ManualClock, Stamper
+from mesh.clock import ManualClock, Stamper, SteadyClock
 from mesh.errors import Unavailable
 from svc_delivery.ports import DecisionWrite, FollowUpWrite, Inbox, MarkOutcome, MarkWrite, RowsRefused, RowWrite
 from svc_delivery.store import InboxStore, open_store
@@ -147,3 +147,46 @@ async def test_marks_of_a_store_that_is_always_late_are_not_confirmed(store: Inb
     bench = Bench(store, 6.0, 6.0, 6.0)
     with pytest.raises(Unavailable):
         await bench.writer.mark([MarkWrite(ALICE, [make_id(1)], read=True, vouched=True)])
+
+
+@pytest.mark.parametrize("step", [60.0, -60.0])
+async def test_nothing_is_written_once_the_clock_was_set(store: InboxStore, step: float) -> None:
+    """Neither rows nor marks; when the clock is right again both are."""
+    machine = ManualClock(wall=NOW_US / 1e6)
+    slow = SlowInbox(store.inbox, ManualClock(), [0.0, 0.0])
+    writer = FreshWriter(
+        inbox=slow,  # type: ignore[arg-type]  # what is not slow is passed on by name
+        stamper=Stamper(SteadyClock(machine)),
+        limit=LIMIT,
+        late=lambda: None,
+    )
+    machine.step_wall(step)
+    for refused in (writer.write([make_row(1)]), writer.mark([MarkWrite(ALICE, [make_id(1)], read=True)])):
+        with pytest.raises(Unavailable) as caught:
+            await refused
+        assert caught.value.reason == "CLOCK_SET"
+    assert await store.inbox.states([make_key(1)]) == [None]
+    machine.step_wall(-step)
+    await writer.write([make_row(1)])
+    (outcome,) = await writer.mark([MarkWrite(ALICE, [make_id(1)], read=True)])
+    assert outcome is not None
+
+
+async def test_a_clock_that_is_set_while_the_store_works_makes_a_write_unknown(store: InboxStore) -> None:
+    """How long the answer took cannot be told: it does not count, although the row is there."""
+    machine = ManualClock(wall=NOW_US / 1e6)
+
+    class Stepped(ManualClock):
+        def advance(self, seconds: float) -> None:
+            machine.step_wall(seconds)
+
+    slow = SlowInbox(store.inbox, Stepped(), [60.0])
+    writer = FreshWriter(
+        inbox=slow,  # type: ignore[arg-type]  # what is not slow is passed on by name
+        stamper=Stamper(SteadyClock(machine)),
+        limit=LIMIT,
+        late=lambda: None,
+    )
+    with pytest.raises(Unavailable) as caught:
+        await writer.write([make_row(1)])
+    assert caught.value.reason == "CLOCK_SET"

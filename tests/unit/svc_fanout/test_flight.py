@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from mesh.clock import ManualClock, SteadyClock
 from mesh.lanes import Stored, position_of
 from mesh.telemetry import Telemetry
 from svc_fanout.flight import Flight
 from svc_fanout.metrics import Metrics
 from tests.support.dispatching import InProcessDelivery
 from tests.support.fanning import UnsteadyLane, fanning
+from tests.support.wait import until
 
 
 class SharedLane(UnsteadyLane):
@@ -53,6 +56,7 @@ def flight(lane: SharedLane, advanced: list[int]) -> Flight:
         lane="normal",
         reader=lane,
         delivery=InProcessDelivery(),
+        clock=ManualClock(),
         metrics=Metrics(Telemetry("fanout")),
         batches_in_flight=8,
         commit_interval=60.0,
@@ -128,6 +132,7 @@ async def test_what_is_done_is_committed_before_partitions_leave(
         lane="normal",
         reader=lane,
         delivery=InProcessDelivery(),
+        clock=ManualClock(),
         metrics=Metrics(Telemetry("fanout")),
         batches_in_flight=8,
         commit_interval=60.0,
@@ -139,3 +144,51 @@ async def test_what_is_done_is_committed_before_partitions_leave(
     assert callable(finish)
     await finish()
     assert lane.commits == [position_of(1, 5)]
+
+
+async def test_nothing_is_read_while_the_clock_is_doubtful(lane: SharedLane) -> None:
+    """What is over would be judged by a wrong time; a drain ends the wait."""
+    machine = ManualClock()
+    flight = Flight(
+        lane="normal",
+        reader=lane,
+        delivery=InProcessDelivery(),
+        clock=SteadyClock(machine),
+        metrics=Metrics(Telemetry("fanout")),
+        batches_in_flight=8,
+        commit_interval=60.0,
+        trace=None,
+        read_wait=0.01,
+        first_retry=0.001,
+    )
+    lane.refuses.add("read")
+    machine.step_wall(3_600.0)
+    reading = asyncio.create_task(flight.read(1))
+    await asyncio.sleep(0)
+    await flight.drain()
+    assert (list(await reading), lane.refused) == ([], 0)
+
+
+async def test_reading_goes_on_when_the_clock_is_right_again(lane: SharedLane) -> None:
+    """Nobody has to start anything."""
+    machine = ManualClock()
+    flight = Flight(
+        lane="normal",
+        reader=lane,
+        delivery=InProcessDelivery(),
+        clock=SteadyClock(machine),
+        metrics=Metrics(Telemetry("fanout")),
+        batches_in_flight=8,
+        commit_interval=60.0,
+        trace=None,
+        read_wait=0.01,
+        first_retry=0.001,
+    )
+    lane.refuses.add("read")
+    machine.step_wall(-3_600.0)
+    reading = asyncio.create_task(flight.read(1))
+    await asyncio.sleep(0)
+    machine.step_wall(3_600.0)
+    await until(lambda: lane.refused > 0)
+    await flight.drain()
+    assert list(await reading) == []

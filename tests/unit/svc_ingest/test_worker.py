@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mesh.clock import ManualClock
+from mesh.clock import ManualClock, SteadyClock
 from mesh.lanes import Record
 from mesh.telemetry import Telemetry
 from svc_ingest import limits
@@ -43,3 +43,17 @@ async def test_old_requests_and_records_go(run_dir: Path) -> None:
         for store in ("requests", "lane_bulk", "lane_high")
     }
     assert swept == {"requests": 2_500, "lane_bulk": 1, "lane_high": 0}
+
+
+async def test_a_doubtful_clock_forgets_nothing(run_dir: Path) -> None:
+    """A machine's clock that was set a year ahead makes no request and no record old."""
+    machine = ManualClock(NOW)
+    clock = SteadyClock(machine)
+    log = open_store("sqlite:///requests.db", run_dir)
+    await log.open()
+    async with open_lanes(run_dir, machine) as lanes:
+        await log.begin([claim(1)], NOW)
+        machine.step_wall(365 * 86_400.0)
+        await Sweep(log=log, lanes=lanes, clock=clock, metrics=Metrics(Telemetry("ingest")), pause_s=0).sweep()
+        assert await log.begin([claim(1, b"second")], NOW + 1) == [Pending(limits.REQUEST_LEASE_S - 1)]
+    await log.close()

@@ -28,7 +28,7 @@ from heliograph.type.v1 import envelope_pb2 as heliograph_dot_type_dot_v1_dot_en
 from heliograph.type.v1 import notification_pb2 as heliograph_dot_type_dot_v1_dot_notification__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0heliograph/delivery/v1/dead_letter_service.proto\x12\x16heliograph.delivery.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!heliograph/access/v1/access.proto\x1a!heliograph/type/v1/envelope.proto\x1a%heliograph/type/v1/notification.proto\"\xde\x02\n\nDeadLetter\x12\x16\n\x0e\x64\x65\x61\x64_letter_id\x18\x01 \x01(\t\x12\x38\n\x06reason\x18\x02 \x01(\x0e\x32(.heliograph.delivery.v1.DeadLetterReason\x12\x15\n\rrecipient_key\x18\x03 \x01(\t\x12,\n\x07\x63hannel\x18\x04 \x01(\x0e\x32\x1b.heliograph.type.v1.Channel\x12.\n\x08\x65nvelope\x18\x05 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\x10\n\x08original\x18\x06 \x01(\x0c\x12\x15\n\rlane_position\x18\x07 \x01(\t\x12\x31\n\x08\x61ttempts\x18\x08 \x03(\x0b\x32\x1f.heliograph.delivery.v1.Attempt\x12-\n\tbury_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"d\n\x07\x41ttempt\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x30\n\x0c\x61ttempt_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07outcome\x18\x03 \x01(\t\"\x8c\x01\n\x16ListDeadLettersRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x38\n\x06reason\x18\x02 \x01(\x0e\x32(.heliograph.delivery.v1.DeadLetterReason\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"l\n\x17ListDeadLettersResponse\x12\x38\n\x0c\x64\x65\x61\x64_letters\x18\x01 \x03(\x0b\x32\".heliograph.delivery.v1.DeadLetter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\".\n\x14GetDeadLetterRequest\x12\x16\n\x0e\x64\x65\x61\x64_letter_id\x18\x01 \x01(\t\"P\n\x15GetDeadLetterResponse\x12\x37\n\x0b\x64\x65\x61\x64_letter\x18\x01 \x01(\x0b\x32\".heliograph.delivery.v1.DeadLetter\"K\n\x19RedriveDeadLettersRequest\x12\x17\n\x0f\x64\x65\x61\x64_letter_ids\x18\x01 \x03(\t\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\"U\n\x1aRedriveDeadLettersResponse\x12\x16\n\x0eredriven_count\x18\x01 \x01(\x05\x12\x1f\n\x17refused_dead_letter_ids\x18\x02 \x03(\t*\xc7\x01\n\x10\x44\x65\x61\x64LetterReason\x12\"\n\x1e\x44\x45\x41\x44_LETTER_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45\x41\x44_LETTER_REASON_UNDECODABLE\x10\x01\x12\x1d\n\x19\x44\x45\x41\x44_LETTER_REASON_POISON\x10\x02\x12$\n DEAD_LETTER_REASON_STORE_REFUSED\x10\x03\x12&\n\"DEAD_LETTER_REASON_TRIES_EXHAUSTED\x10\x04\x32\x88\x03\n\x11\x44\x65\x61\x64LetterService\x12y\n\x0fListDeadLetters\x12..heliograph.delivery.v1.ListDeadLettersRequest\x1a/.heliograph.delivery.v1.ListDeadLettersResponse\"\x05\x82\xce\x18\x01\x03\x12s\n\rGetDeadLetter\x12,.heliograph.delivery.v1.GetDeadLetterRequest\x1a-.heliograph.delivery.v1.GetDeadLetterResponse\"\x05\x82\xce\x18\x01\x03\x12\x82\x01\n\x12RedriveDeadLetters\x12\x31.heliograph.delivery.v1.RedriveDeadLettersRequest\x1a\x32.heliograph.delivery.v1.RedriveDeadLettersResponse\"\x05\x82\xce\x18\x01\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0heliograph/delivery/v1/dead_letter_service.proto\x12\x16heliograph.delivery.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!heliograph/access/v1/access.proto\x1a!heliograph/type/v1/envelope.proto\x1a%heliograph/type/v1/notification.proto\"\x91\x03\n\nDeadLetter\x12\x16\n\x0e\x64\x65\x61\x64_letter_id\x18\x01 \x01(\t\x12\x38\n\x06reason\x18\x02 \x01(\x0e\x32(.heliograph.delivery.v1.DeadLetterReason\x12\x15\n\rrecipient_key\x18\x03 \x01(\t\x12,\n\x07\x63hannel\x18\x04 \x01(\x0e\x32\x1b.heliograph.type.v1.Channel\x12.\n\x08\x65nvelope\x18\x05 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\x10\n\x08original\x18\x06 \x01(\x0c\x12\x15\n\rlane_position\x18\x07 \x01(\t\x12\x31\n\x08\x61ttempts\x18\x08 \x03(\x0b\x32\x1f.heliograph.delivery.v1.Attempt\x12-\n\tbury_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\x08left_out\x18\n \x01(\x0b\x32\x1f.heliograph.delivery.v1.LeftOut\"-\n\x07LeftOut\x12\x12\n\nsize_bytes\x18\x01 \x01(\x03\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"d\n\x07\x41ttempt\x12\x16\n\x0e\x61ttempt_number\x18\x01 \x01(\x05\x12\x30\n\x0c\x61ttempt_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07outcome\x18\x03 \x01(\t\"\x8c\x01\n\x16ListDeadLettersRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\t\x12\x38\n\x06reason\x18\x02 \x01(\x0e\x32(.heliograph.delivery.v1.DeadLetterReason\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"l\n\x17ListDeadLettersResponse\x12\x38\n\x0c\x64\x65\x61\x64_letters\x18\x01 \x03(\x0b\x32\".heliograph.delivery.v1.DeadLetter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\".\n\x14GetDeadLetterRequest\x12\x16\n\x0e\x64\x65\x61\x64_letter_id\x18\x01 \x01(\t\"P\n\x15GetDeadLetterResponse\x12\x37\n\x0b\x64\x65\x61\x64_letter\x18\x01 \x01(\x0b\x32\".heliograph.delivery.v1.DeadLetter\"K\n\x19RedriveDeadLettersRequest\x12\x17\n\x0f\x64\x65\x61\x64_letter_ids\x18\x01 \x03(\t\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\"\x8f\x01\n\x1aRedriveDeadLettersResponse\x12\x16\n\x0eredriven_count\x18\x01 \x01(\x05\x12\x1f\n\x17refused_dead_letter_ids\x18\x02 \x03(\t\x12\x38\n\x08refusals\x18\x03 \x03(\x0b\x32&.heliograph.delivery.v1.RedriveRefusal\"9\n\x0eRedriveRefusal\x12\x16\n\x0e\x64\x65\x61\x64_letter_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\xc7\x01\n\x10\x44\x65\x61\x64LetterReason\x12\"\n\x1e\x44\x45\x41\x44_LETTER_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45\x41\x44_LETTER_REASON_UNDECODABLE\x10\x01\x12\x1d\n\x19\x44\x45\x41\x44_LETTER_REASON_POISON\x10\x02\x12$\n DEAD_LETTER_REASON_STORE_REFUSED\x10\x03\x12&\n\"DEAD_LETTER_REASON_TRIES_EXHAUSTED\x10\x04\x32\x88\x03\n\x11\x44\x65\x61\x64LetterService\x12y\n\x0fListDeadLetters\x12..heliograph.delivery.v1.ListDeadLettersRequest\x1a/.heliograph.delivery.v1.ListDeadLettersResponse\"\x05\x82\xce\x18\x01\x03\x12s\n\rGetDeadLetter\x12,.heliograph.delivery.v1.GetDeadLetterRequest\x1a-.heliograph.delivery.v1.GetDeadLetterResponse\"\x05\x82\xce\x18\x01\x03\x12\x82\x01\n\x12RedriveDeadLetters\x12\x31.heliograph.delivery.v1.RedriveDeadLettersRequest\x1a\x32.heliograph.delivery.v1.RedriveDeadLettersResponse\"\x05\x82\xce\x18\x01\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,24 +41,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEADLETTERSERVICE'].methods_by_name['GetDeadLetter']._serialized_options = b'\202\316\030\001\003'
   _globals['_DEADLETTERSERVICE'].methods_by_name['RedriveDeadLetters']._loaded_options = None
   _globals['_DEADLETTERSERVICE'].methods_by_name['RedriveDeadLetters']._serialized_options = b'\202\316\030\001\003'
-  _globals['_DEADLETTERREASON']._serialized_start=1221
-  _globals['_DEADLETTERREASON']._serialized_end=1420
+  _globals['_DEADLETTERREASON']._serialized_start=1437
+  _globals['_DEADLETTERREASON']._serialized_end=1636
   _globals['_DEADLETTER']._serialized_start=219
-  _globals['_DEADLETTER']._serialized_end=569
-  _globals['_ATTEMPT']._serialized_start=571
-  _globals['_ATTEMPT']._serialized_end=671
-  _globals['_LISTDEADLETTERSREQUEST']._serialized_start=674
-  _globals['_LISTDEADLETTERSREQUEST']._serialized_end=814
-  _globals['_LISTDEADLETTERSRESPONSE']._serialized_start=816
-  _globals['_LISTDEADLETTERSRESPONSE']._serialized_end=924
-  _globals['_GETDEADLETTERREQUEST']._serialized_start=926
-  _globals['_GETDEADLETTERREQUEST']._serialized_end=972
-  _globals['_GETDEADLETTERRESPONSE']._serialized_start=974
-  _globals['_GETDEADLETTERRESPONSE']._serialized_end=1054
-  _globals['_REDRIVEDEADLETTERSREQUEST']._serialized_start=1056
-  _globals['_REDRIVEDEADLETTERSREQUEST']._serialized_end=1131
-  _globals['_REDRIVEDEADLETTERSRESPONSE']._serialized_start=1133
-  _globals['_REDRIVEDEADLETTERSRESPONSE']._serialized_end=1218
-  _globals['_DEADLETTERSERVICE']._serialized_start=1423
-  _globals['_DEADLETTERSERVICE']._serialized_end=1815
+  _globals['_DEADLETTER']._serialized_end=620
+  _globals['_LEFTOUT']._serialized_start=622
+  _globals['_LEFTOUT']._serialized_end=667
+  _globals['_ATTEMPT']._serialized_start=669
+  _globals['_ATTEMPT']._serialized_end=769
+  _globals['_LISTDEADLETTERSREQUEST']._serialized_start=772
+  _globals['_LISTDEADLETTERSREQUEST']._serialized_end=912
+  _globals['_LISTDEADLETTERSRESPONSE']._serialized_start=914
+  _globals['_LISTDEADLETTERSRESPONSE']._serialized_end=1022
+  _globals['_GETDEADLETTERREQUEST']._serialized_start=1024
+  _globals['_GETDEADLETTERREQUEST']._serialized_end=1070
+  _globals['_GETDEADLETTERRESPONSE']._serialized_start=1072
+  _globals['_GETDEADLETTERRESPONSE']._serialized_end=1152
+  _globals['_REDRIVEDEADLETTERSREQUEST']._serialized_start=1154
+  _globals['_REDRIVEDEADLETTERSREQUEST']._serialized_end=1229
+  _globals['_REDRIVEDEADLETTERSRESPONSE']._serialized_start=1232
+  _globals['_REDRIVEDEADLETTERSRESPONSE']._serialized_end=1375
+  _globals['_REDRIVEREFUSAL']._serialized_start=1377
+  _globals['_REDRIVEREFUSAL']._serialized_end=1434
+  _globals['_DEADLETTERSERVICE']._serialized_start=1639
+  _globals['_DEADLETTERSERVICE']._serialized_end=2031
 # @@protoc_insertion_point(module_scope)

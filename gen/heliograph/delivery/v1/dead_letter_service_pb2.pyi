@@ -69,6 +69,7 @@ class DeadLetter(_message.Message):
     LANE_POSITION_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     BURY_TIME_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     dead_letter_id: _builtins.str
     """Stable under replay: derived from recipient, notification, channel and step, or from the record's place."""
     reason: Global___DeadLetterReason.ValueType
@@ -78,7 +79,7 @@ class DeadLetter(_message.Message):
     channel: _notification_pb2.Channel.ValueType
     """The step's channel."""
     original: _builtins.bytes
-    """The record's bytes; only from GetDeadLetter."""
+    """The record's bytes; only from GetDeadLetter. Empty when they were left out."""
     lane_position: _builtins.str
     """Where the record lay."""
     @_builtins.property
@@ -93,6 +94,10 @@ class DeadLetter(_message.Message):
     def bury_time(self) -> _timestamp_pb2.Timestamp:
         """When it was given up."""
 
+    @_builtins.property
+    def left_out(self) -> Global___LeftOut:
+        """Set when the bytes were too large to be kept: such a letter cannot be redriven."""
+
     def __init__(
         self,
         *,
@@ -105,14 +110,41 @@ class DeadLetter(_message.Message):
         lane_position: _builtins.str = ...,
         attempts: _abc.Iterable[Global___Attempt] | None = ...,
         bury_time: _timestamp_pb2.Timestamp | None = ...,
+        left_out: Global___LeftOut | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bury_time", b"bury_time", "envelope", b"envelope"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bury_time", b"bury_time", "envelope", b"envelope", "left_out", b"left_out"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "bury_time", b"bury_time", "channel", b"channel", "dead_letter_id", b"dead_letter_id", "envelope", b"envelope", "lane_position", b"lane_position", "original", b"original", "reason", b"reason", "recipient_key", b"recipient_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "bury_time", b"bury_time", "channel", b"channel", "dead_letter_id", b"dead_letter_id", "envelope", b"envelope", "lane_position", b"lane_position", "left_out", b"left_out", "original", b"original", "reason", b"reason", "recipient_key", b"recipient_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
+
+@_typing.final
+class LeftOut(_message.Message):
+    """What is known of bytes that were too large to be kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """How many there were."""
+    sha256: _builtins.bytes
+    """Their SHA-256."""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeftOut: _TypeAlias = LeftOut  # noqa: Y015
 
 @_typing.final
 class Attempt(_message.Message):
@@ -290,22 +322,54 @@ class RedriveDeadLettersResponse(_message.Message):
 
     REDRIVEN_COUNT_FIELD_NUMBER: _builtins.int
     REFUSED_DEAD_LETTER_IDS_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
     redriven_count: _builtins.int
     """How many are on their way again; with validate_only: would be."""
     @_builtins.property
     def refused_dead_letter_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those that are unknown, gone, or cannot be delivered."""
 
+    @_builtins.property
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___RedriveRefusal]:
+        """Why each of these stays."""
+
     def __init__(
         self,
         *,
         redriven_count: _builtins.int = ...,
         refused_dead_letter_ids: _abc.Iterable[_builtins.str] | None = ...,
+        refusals: _abc.Iterable[Global___RedriveRefusal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["redriven_count", b"redriven_count", "refused_dead_letter_ids", b"refused_dead_letter_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["redriven_count", b"redriven_count", "refusals", b"refusals", "refused_dead_letter_ids", b"refused_dead_letter_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RedriveDeadLettersResponse: _TypeAlias = RedriveDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class RedriveRefusal(_message.Message):
+    """Why a dead letter stays."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEAD_LETTER_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    dead_letter_id: _builtins.str
+    """Its id, as it was asked for."""
+    message: _builtins.str
+    """One line for people; may be reworded."""
+    def __init__(
+        self,
+        *,
+        dead_letter_id: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letter_id", b"dead_letter_id", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveRefusal: _TypeAlias = RedriveRefusal  # noqa: Y015

@@ -102,6 +102,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """No such dead letter, or it is gone."""
     ERROR_REASON_NOT_REDRIVABLE: _ErrorReason.ValueType  # 37
     """The dead letter's bytes cannot be delivered by this version, or its event is over."""
+    ERROR_REASON_CLOCK_SET: _ErrorReason.ValueType  # 38
+    """The wall clock of the process was set while it ran, and nobody knows which time is right; repeat."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused. Reasons are API, texts are not. Sent as `google.rpc.ErrorInfo.reason` and `Refusal.reason`,
@@ -184,6 +186,8 @@ ERROR_REASON_DEAD_LETTER_UNKNOWN: ErrorReason.ValueType  # 36
 """No such dead letter, or it is gone."""
 ERROR_REASON_NOT_REDRIVABLE: ErrorReason.ValueType  # 37
 """The dead letter's bytes cannot be delivered by this version, or its event is over."""
+ERROR_REASON_CLOCK_SET: ErrorReason.ValueType  # 38
+"""The wall clock of the process was set while it ran, and nobody knows which time is right; repeat."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
