@@ -41,11 +41,13 @@ class Failure(Exception):
         metadata: every variable part of the message, by name.
         violations: all broken rules of the request at once.
         retry_delay: seconds after which a repetition may help, or None.
+        outcome_unknown: what was asked for may have been done all the same; never sent, the caller's side finds it.
     """
 
     code: ClassVar[int] = 2
     retriable: ClassVar[bool] = False
     alert: ClassVar[bool] = False
+    outcome_unknown: bool = False
 
     def __init__(
         self,
@@ -68,7 +70,8 @@ class Failure(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own reduce passes the positional arguments only, and `reason` has none.
-        return _rebuild, (type(self), self.message, self.reason, self.metadata, self.violations, self.retry_delay)
+        given = (type(self), self.message, self.reason, self.metadata, self.violations, self.retry_delay)
+        return _rebuild, (*given, self.outcome_unknown)
 
 
 def _rebuild(
@@ -78,8 +81,11 @@ def _rebuild(
     metadata: Mapping[str, str],
     violations: tuple[Violation, ...],
     retry_delay: float | None,
+    outcome_unknown: bool,
 ) -> Failure:
-    return kind(message, reason=reason, metadata=metadata, violations=violations, retry_delay=retry_delay)
+    built = kind(message, reason=reason, metadata=metadata, violations=violations, retry_delay=retry_delay)
+    built.outcome_unknown = outcome_unknown
+    return built
 
 
 class Cancelled(Failure):

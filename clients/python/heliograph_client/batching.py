@@ -120,7 +120,7 @@ class Batcher:
             verdicts = await self._publish([waiting.prepared for waiting in batch])
         except asyncio.CancelledError:
             for waiting in batch:
-                _fail(waiting, _unsent())
+                _fail(waiting, _unanswered())
             raise
         except Exception as error:
             # Whatever it is, such as a token that could not be fetched: those who wait learn of it, and others go on.
@@ -142,4 +142,10 @@ def _fail(waiting: _Waiting, failure: Exception) -> None:
 
 
 def _unsent() -> Unavailable:
-    return Unavailable("closed without an answer: publish it again under its request id", reason="")
+    return Unavailable("closed before it was sent: publish it again under its request id", reason="")
+
+
+def _unanswered() -> Unavailable:
+    failure = Unavailable("closed without an answer: publish it again under its request id, which is safe", reason="")
+    failure.outcome_unknown = True
+    return failure

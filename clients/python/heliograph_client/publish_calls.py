@@ -15,7 +15,7 @@ import msgspec
 from heliograph.ingest.v1.ingest_service_pb2 import BatchPublishResponse, PublishResponse
 from heliograph_client.clock import Clock
 from heliograph_client.events import PreparedEvent, batch_request
-from heliograph_client.retry import RetryBudget, RetryPolicy, worth_repeating
+from heliograph_client.retry import RetryBudget, RetryPolicy, leaves_open, worth_repeating
 from heliograph_client.tokens import TokenSource, fetch_token
 from mesh.errors import Failure, Internal, from_description
 from mesh.status import from_call
@@ -94,16 +94,20 @@ class PublishCalls:
         self._stats = stats
 
     async def publish(self, prepared: PreparedEvent) -> Receipt:
-        """Publishes one event; raises the failure of the last try."""
+        """Publishes one event; raises the failure of the last try, which says whether any try is open."""
         end = self._begin()
         tries = 0
+        is_open = False
         while True:
             tries += 1
             try:
                 answer = await self._call(self._single, prepared.request, end)
             except Failure as failure:
+                is_open = is_open or leaves_open(failure)
                 if not await self._again([failure], tries, end):
                     self._stats.failed += 1
+                    if is_open:
+                        raise _left_open(failure, prepared) from failure
                     raise
             else:
                 return self._accept(prepared, answer)
@@ -112,6 +116,7 @@ class PublishCalls:
         """Publishes several events in one call, and repeats those that another try may help; a verdict for each."""
         verdicts: dict[int, Receipt | Failure] = {}
         left = list(range(len(prepared)))
+        still_open: set[int] = set()
         end = self._begin()
         tries = 0
         while left:
@@ -119,9 +124,14 @@ class PublishCalls:
             items = [prepared[index] for index in left]
             verdicts.update(zip(left, await self._judge(items, end), strict=True))
             failed = {index: verdict for index in left if isinstance(verdict := verdicts[index], Failure)}
+            still_open |= {index for index, failure in failed.items() if leaves_open(failure)}
             left = [index for index, failure in failed.items() if worth_repeating(failure)]
             if left and not await self._again([failed[index] for index in left], tries, end):
                 break
+        for index in still_open:
+            verdict = verdicts[index]
+            if isinstance(verdict, Failure):
+                verdicts[index] = _left_open(verdict, prepared[index])
         found = [verdicts[index] for index in range(len(prepared))]
         self._stats.failed += sum(isinstance(verdict, Failure) for verdict in found)
         return found
@@ -185,3 +195,17 @@ class PublishCalls:
             replayed=answer.replayed,
             request_id=prepared.request_id,
         )
+
+
+def _left_open(failure: Failure, prepared: PreparedEvent) -> Failure:
+    """Returns the failure as the producer of this event has to know it."""
+    hint = f"a try may have been accepted; publishing it again unchanged under request id {prepared.request_id} is safe"
+    told = type(failure)(
+        f"{failure.message} ({hint})",
+        reason=failure.reason,
+        metadata=failure.metadata,
+        violations=failure.violations,
+        retry_delay=failure.retry_delay,
+    )
+    told.outcome_unknown = True
+    return told

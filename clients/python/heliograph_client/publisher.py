@@ -156,8 +156,8 @@ class Publisher:
             **fields: category, to, title and so on, instead of an event.
 
         Raises:
-            Failure: the category says what went wrong; Unavailable and DeadlineExceeded after the last try leave it
-                open whether the event was accepted: publishing it again under its id (`prepare`) is safe.
+            Failure: the category says what went wrong with the last try. With `outcome_unknown` a try may have been
+                accepted all the same, whatever the category: publishing it again under its id (`prepare`) is safe.
         """
         calls = _opened(self._calls)
         prepared = self.prepare(event, request_id=request_id, validate_only=validate_only, **fields)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from mesh.backoff import full_jitter
-from mesh.errors import Cancelled, DeadlineExceeded, Failure, ResourceExhausted, Unavailable
+from mesh.errors import Cancelled, DeadlineExceeded, Failure, Internal, ResourceExhausted, Unavailable, Unknown
 
 _PENDING = "REQUEST_PENDING"
+_LANE = "LANE_UNAVAILABLE"
+_OPEN = frozenset({_PENDING, "DEADLINE_EXPIRED", "INTERNAL"})
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,19 @@ def worth_repeating(failure: Failure) -> bool:
     if isinstance(failure, ResourceExhausted):
         return failure.retry_delay is not None
     return isinstance(failure, Unavailable | DeadlineExceeded | Cancelled) or failure.reason == _PENDING
+
+
+def leaves_open(failure: Failure) -> bool:
+    """Tells whether a try that ended so may have been accepted all the same.
+
+    What a service refused with a reason it did not accept, with the exceptions named here. What came without one was
+    made by the way: the request may have arrived before the answer was lost.
+    """
+    if failure.reason == _LANE:
+        return failure.metadata.get("appended") != "no"
+    if failure.reason:
+        return failure.reason in _OPEN
+    return isinstance(failure, Unavailable | DeadlineExceeded | Cancelled | Internal | Unknown)
 
 
 class RetryBudget:

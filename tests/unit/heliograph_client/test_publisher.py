@@ -176,6 +176,54 @@ async def test_the_budget_stops_retries(ingest: ScriptedIngest) -> None:
     assert len(ingest.singles) == 1
 
 
+@pytest.mark.parametrize(
+    ("first", "is_open"),
+    [
+        (Unavailable("the connection was lost", reason=""), True),
+        (DeadlineExceeded("no answer", reason=""), True),
+        (Unavailable("a twin", reason="REQUEST_PENDING", retry_delay=0.1), True),
+        (Unavailable("nobody knows", reason="LANE_UNAVAILABLE", metadata={"appended": "unknown"}), True),
+        (Unavailable("nothing", reason="LANE_UNAVAILABLE", metadata={"appended": "no"}), False),
+        (ResourceExhausted("too many", reason="OVERLOADED", retry_delay=0.1), False),
+    ],
+)
+async def test_a_refusal_after_an_open_try_says_so(ingest: ScriptedIngest, first: Failure, is_open: bool) -> None:
+    """The event may be accepted although the last try was refused, alone or in a batch; its producer is told."""
+    clock = SteppedClock()
+
+    def refusal() -> InvalidArgument:
+        return InvalidArgument("too late", reason="EVENT_TIME_INVALID", violations=[Violation("event", "is old")])
+
+    async with _open(ingest, clock) as publisher:
+        ingest.failures = [first, refusal()]
+        publishing = asyncio.create_task(publisher.publish(category="general", to="alice", title="Hi"))
+        await until(lambda: len(clock.waiting) == 1)
+        clock.advance(1.0)
+        with pytest.raises(InvalidArgument) as raised:
+            await publishing
+        ingest.refusals = {"Hi": [first, refusal()]}
+        prepared = publisher.prepare(category="general", to="alice", title="Hi")
+        batch = asyncio.create_task(publisher.publish_batch([prepared, build_event(category="c", to="a", title="t")]))
+        await until(lambda: len(clock.waiting) == 1)
+        clock.advance(1.0)
+        in_batch, other = await batch
+    assert isinstance(other, Receipt)
+    assert isinstance(in_batch, InvalidArgument)
+    for failure, request_id in ((raised.value, ingest.singles[0].request_id), (in_batch, prepared.request_id)):
+        assert failure.outcome_unknown is is_open
+        assert (failure.reason, failure.violations) == ("EVENT_TIME_INVALID", refusal().violations)
+        assert (f"unchanged under request id {request_id} is safe" in failure.message) is is_open
+
+
+async def test_a_last_try_without_an_answer_is_open(ingest: ScriptedIngest) -> None:
+    """So is what follows from it for the producer: the same id again."""
+    ingest.gate.clear()
+    async with _open(ingest, policy=RetryPolicy(tries=1, attempt_timeout=0.05)) as publisher:
+        with pytest.raises(DeadlineExceeded, match="is safe") as raised:
+            await publisher.publish(category="general", to="alice", title="Hi")
+    assert raised.value.outcome_unknown
+
+
 async def test_the_token_is_asked_for_before_each_try(ingest: ScriptedIngest) -> None:
     """A token that was renewed between two tries is used by the second."""
     clock = SteppedClock()
@@ -286,7 +334,10 @@ async def test_leaving_does_not_wait_for_ever(ingest: ScriptedIngest) -> None:
         waiting = [publisher.enqueue(category="general", to="alice", title="0")]
         await until(lambda: len(ingest.batches) == 1)
         waiting.append(publisher.enqueue(category="general", to="alice", title="1"))
-    assert [type(future.exception()) for future in waiting] == [Unavailable, Unavailable]
+    failures = [future.exception() for future in waiting]
+    assert [type(failure) for failure in failures] == [Unavailable, Unavailable]
+    # The first one was on its way, the second never left.
+    assert [failure.outcome_unknown for failure in failures if isinstance(failure, Failure)] == [True, False]
 
 
 async def test_a_server_that_is_not_there_is_tried_again(run_dir: Path) -> None:
