@@ -1,34 +1,29 @@
-"""What the request log and presence bear of their Redis: kills, silence, fail-over, servers that are set up wrongly."""
+"""What the request log and presence bear of their Redis: kills, silence, fail-over."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mesh.clock import ManualClock
-from mesh.envoy.pki import Authority, Names, create_authority, issue, pem
 from mesh.errors import StartError, Unavailable
 from mesh.redis import LIMIT_S, Call, Script, connect
 from mesh.redis_connections import CONNECTIONS, Access, Server
-from mesh.stores import Credentials, require
 from svc_ingest.limits import REQUEST_LEASE_S
-from svc_ingest.ports import Answer, Claim, Done, Fresh, Pending, RequestLog
-from svc_ingest.store import admins, open_store
-from svc_presence.ports import NodeLease, PresenceStore, Session
-from svc_presence.store import open_store as open_presence
-from tests.support.redis_servers import RedisServer, cluster, redis_server, replicated, tls_before, watched
+from svc_ingest.ports import Done, Fresh, Pending
+from svc_presence.ports import Session
+from tests.support.redis_servers import RedisServer, cluster, redis_server, watched
+from tests.support.redis_stores import LEASE, answer, claim, lease, opened, present, refused, url_of
 from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
 
 NOW = 1_700_000_000.0
-LEASE = 15.0
 
 
 @pytest.fixture
@@ -36,49 +31,6 @@ async def server(tmp_path: Path) -> AsyncIterator[RedisServer]:
     """A server of the test's own."""
     async with redis_server(tmp_path) as running:
         yield running
-
-
-def url_of(server: RedisServer, path: str = "0", **options: str) -> str:
-    """The URL of one server."""
-    query = "&".join(f"{name}={value}" for name, value in {"prefix": "own", **options}.items())
-    return f"redis://127.0.0.1:{server.port}/{path}?{query}"
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[RequestLog]:
-    """The request log that a URL names."""
-    log = open_store(url, Path())
-    await log.open()
-    try:
-        yield log
-    finally:
-        await log.close()
-
-
-@asynccontextmanager
-async def present(url: str, clock: ManualClock | None = None) -> AsyncIterator[PresenceStore]:
-    """The presence store that a URL names."""
-    store = open_presence(url, lease=LEASE, clock=clock or ManualClock())
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-def claim(number: int, holder: str = "first") -> Claim:
-    """A claim on one request."""
-    return Claim("acme", "demo", number.to_bytes(16, "big"), b"d" * 32, 1_000, holder.encode())
-
-
-def answer(number: int) -> Answer:
-    """The answer to it."""
-    return Answer(claim(number), b"e" * 16, 7)
-
-
-def lease(node_id: str = "gw-0", epoch: int = 1, now: float = 0.0) -> NodeLease:
-    """A lease taken now."""
-    return NodeLease(node_id, epoch, False, 0, "", now + LEASE)
 
 
 def works(step: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[bool]]:
@@ -92,22 +44,6 @@ def works(step: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[bool]
         return True
 
     return attempt
-
-
-async def refused(url: str) -> str:
-    """The one line that a start with this URL, and its check, end with."""
-    with pytest.raises(StartError) as stopped:
-        async with opened(url):
-            pass
-    (admin,) = admins(url)
-    with pytest.raises(StartError) as checked:
-        await require(admin)
-    said = str(stopped.value)
-    for line in (said, str(checked.value)):
-        assert "\n" not in line
-        assert "secret" not in line
-    assert said.startswith("request_log_url: redis")
-    return said
 
 
 # ---------------------------------------------------------------- gone and back
@@ -443,87 +379,3 @@ async def test_presence_needs_its_server_at_the_start(server: RedisServer) -> No
     with pytest.raises(StartError, match=r"^store_url: redis://.*Connection refused$"):
         async with present(url_of(server)):
             pass
-
-
-# ---------------------------------------------------------------- set up wrongly
-
-
-async def test_wrong_credentials_are_one_line(tmp_path: Path) -> None:
-    """A wrong password, or none, and the right one."""
-    (tmp_path / "right").write_text("default:secret\n")
-    (tmp_path / "wrong").write_text("default:secret2\n")
-    async with redis_server(tmp_path, "requirepass secret") as server:
-        assert "invalid username-password" in await refused(url_of(server, credentials=str(tmp_path / "wrong")))
-        assert "Authentication required" in await refused(url_of(server))
-        async with opened(url_of(server, credentials=str(tmp_path / "right"))) as log:
-            assert await log.begin([claim(1)], NOW) == [Fresh(1_000)]
-
-
-async def test_a_login_without_rights_is_one_line(tmp_path: Path) -> None:
-    """A login may read and not write; another one may do all but look at the server, and that suffices."""
-    (tmp_path / "reader").write_text("reader:secret\n")
-    (tmp_path / "plain").write_text("plain:secret\n")
-    async with redis_server(tmp_path) as server:
-        await server.ask(("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read", "+info"))
-        rights = ("~own:*", "~{own:*", "+@read", "+@write", "+@scripting", "+time", "+ping")
-        await server.ask(("ACL", "SETUSER", "plain", "on", ">secret", *rights))
-        assert "writes at 127.0.0.1" in await refused(url_of(server, credentials=str(tmp_path / "reader")))
-        url = url_of(server, credentials=str(tmp_path / "plain"))
-        async with opened(url) as log, present(url) as store:
-            assert await log.begin([claim(1)], NOW) == [Fresh(1_000)]
-            assert (await store.renew(lease(), 0.0)).lease is not None
-        found = await server.ask(("PING",), access=Access(credentials=Credentials("plain", "secret")))
-        assert found == [b"PONG"]
-
-
-async def test_what_must_be_set_otherwise_is_named(server: RedisServer, tmp_path: Path) -> None:
-    """A database that there is not, another kind of server, an eviction policy, no Redis at all."""
-    assert "DB index is out of range" in await refused(url_of(server, "99"))
-    assert "cluster support disabled" in await refused(f"redis+cluster://127.0.0.1:{server.port}?prefix=own")
-    await server.ask(("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"))
-    line = await refused(url_of(server))
-    assert f"maxmemory-policy of 127.0.0.1:{server.port}: is allkeys-lru, must be noeviction" in line
-
-
-async def test_a_replica_is_refused(tmp_path: Path) -> None:
-    """At the start, and when a primary becomes one while it is used."""
-    async with replicated(tmp_path) as (primary, replica):
-        assert "is a read-only replica: name the primary" in await refused(url_of(replica))
-        async with opened(url_of(primary)) as log:
-            await log.begin([claim(1)], NOW)
-            await primary.ask(("REPLICAOF", "127.0.0.1", replica.port))
-            with pytest.raises(Unavailable, match="is a read-only replica: name the primary"):
-                await log.begin([claim(2)], NOW)
-            await primary.ask(("REPLICAOF", "NO", "ONE"))
-            assert await log.begin([claim(2)], NOW) == [Fresh(1_000)]
-
-
-async def test_tls_is_checked_and_an_expired_certificate_is_one_line(server: RedisServer, tmp_path: Path) -> None:
-    """Trusted roots are those of the URL, and names and times are looked at."""
-    authority = create_authority("ours", time.time(), 86_400)
-    stranger = create_authority("theirs", time.time(), 86_400)
-    ours, theirs = tmp_path / "ours.pem", tmp_path / "theirs.pem"
-    ours.write_bytes(pem(authority.certificate))
-    theirs.write_bytes(pem(stranger.certificate))
-
-    def url(port: int, ca: Path) -> str:
-        return f"redis://127.0.0.1:{port}/0?prefix=own&ca={ca}"
-
-    async with tls_before(server, *leaf(tmp_path, authority, "127.0.0.1", 3_600.0)) as port:
-        async with opened(url(port, ours)) as log, opened(url(port, ours).replace("redis:", "rediss:")) as other:
-            assert await log.begin([claim(1)], NOW) == [Fresh(1_000)]
-            assert await other.begin([claim(1, "twin")], NOW) == [Pending(REQUEST_LEASE_S)]
-        assert "certificate: unable to get local issuer" in await refused(url(port, theirs))
-    async with tls_before(server, *leaf(tmp_path, authority, "127.0.0.2", 3_600.0)) as port:
-        assert "certificate: IP address mismatch" in await refused(url(port, ours))
-    async with tls_before(server, *leaf(tmp_path, authority, "127.0.0.1", -60.0)) as port:
-        assert "certificate has expired" in await refused(url(port, ours))
-
-
-def leaf(folder: Path, authority: Authority, address: str, lifetime: float) -> tuple[Path, Path]:
-    """Writes a server's certificate and its key."""
-    issued = issue(authority, Names("redis", addresses=(address,)), time.time(), lifetime)
-    files = folder / f"{address}{lifetime}.crt", folder / f"{address}{lifetime}.key"
-    files[0].write_bytes(issued.certificate)
-    files[1].write_bytes(issued.key)
-    return files
