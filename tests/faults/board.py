@@ -27,6 +27,8 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 _PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-m")
 _SIMULATE: Final = (sys.executable, "-m", "tests.simulation")
 _MILLION: Final = 1_000_000
+# The row of crowds that come back: its evidence says how many, and how soon.
+_CROWD: Final = "F-78"
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -126,7 +128,9 @@ def scoreboard(runs: Sequence[RunResult], simulated: Simulated, failed: Sequence
     width = max(map(len, lines))
     table = [f"  {name:{width}}  {value}" for name, value in lines.items()]
     times = "  seconds until all that was under way meanwhile had come:"
-    return "\n".join(["== scoreboard", *table, times, *_times(made)])
+    crowds = [f"    {fault.evidence}" for fault in shown if fault.row == _CROWD]
+    title = ["  crowds that came back to nodes:"] if crowds else []
+    return "\n".join(["== scoreboard", *table, times, *_times(made), *title, *crowds])
 
 
 def _per_million(part: int, whole: int) -> str:

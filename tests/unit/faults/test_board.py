@@ -44,6 +44,13 @@ def test_what_runs_show_is_added_up() -> None:
     assert "F-61   gateway-1          2 times, median 4.0, most 4.0" in board
 
 
+def test_how_soon_crowds_come_back_is_shown() -> None:
+    """In the words of the run that measured it, which the seconds of a fault do not replace."""
+    crowd = FaultResult("F-78", "gw-host-0", "pid 5 gone, 2000 devices came back, 99 % in 4.2 s", 1.0)
+    board = scoreboard([msgspec.structs.replace(_VALID, faults=(crowd,))], Simulated(), [])
+    assert board.splitlines()[-2:] == ["  crowds that came back to nodes:", f"    {crowd.evidence}"]
+
+
 def test_a_run_that_is_not_valid_shows() -> None:
     """Its faults were not survived, and what it lost is counted."""
     lossy = msgspec.structs.replace(_VALID, state="invalid", lost=3, shown_twice=1, gaps=2, wrong_counts=4)
