@@ -73,7 +73,8 @@ def service_urls(engines: Engines, name: str) -> Mapping[str, Mapping[str, str]]
         )
     copies = {"replicas": str(engines.replicas)} if engines.replicas else {}
     lanes = _extended(engines.kafka, name, copies)
-    keys = _extended(engines.redis, "0", {"prefix": name})
+    # Only a single server has databases.
+    keys = _extended(engines.redis, "" if engines.redis.startswith("redis+cluster") else "0", {"prefix": name})
     found = {
         "ingest": {"lanes_url": lanes, "request_log_url": keys},
         "fanout": {"lanes_url": lanes},

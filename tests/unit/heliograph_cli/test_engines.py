@@ -51,6 +51,16 @@ def test_options_of_a_url_stay_and_beat_what_is_derived() -> None:
     }
 
 
+def test_redis_is_named_as_each_kind_of_it_is() -> None:
+    """A server has databases, a Cluster none, and behind sentinels there is a service."""
+    for url, keys in (
+        ("redis://a:1", "redis://a:1/0?prefix=blue"),
+        ("redis+cluster://a:1,b:2/", "redis+cluster://a:1,b:2/?prefix=blue"),
+        ("redis+sentinel://a:1/main?ca=x", "redis+sentinel://a:1/main?ca=x&prefix=blue"),
+    ):
+        assert service_urls(Engines(redis=url), "blue")["presence"] == {"store_url": keys}
+
+
 def test_flags_are_those_of_the_services() -> None:
     """A setting's flag is spelled with dashes."""
     flags = service_flags(ALL, DEFAULT_NAME)
