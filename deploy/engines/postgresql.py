@@ -12,7 +12,7 @@ from typing import Final
 from deploy.engines import probes
 from deploy.engines.choices import Choices
 from deploy.engines.failures import EnginesFailed
-from deploy.engines.server import Server, identity
+from deploy.engines.server import Server, alive, identity
 
 # For who takes containers; any from 13 on does.
 IMAGE: Final = "postgres:15"
@@ -45,6 +45,7 @@ def servers(choices: Choices, programs: Path | None, account: str) -> list[Serve
     def prepare() -> None:
         if not (data / "PG_VERSION").exists():
             _initdb(found, data, account)
+        unlock(data)
 
     def command() -> list[str]:
         options = (word for name, value in settings(choices).items() for word in ("-c", f"{name}={value}"))
@@ -67,6 +68,17 @@ def servers(choices: Choices, programs: Path | None, account: str) -> list[Serve
         stop_signal=signal.SIGINT,
     )
     return [server]
+
+
+def unlock(data: Path) -> None:
+    """Removes the lock of a server that was killed: until the system collects it, the next one takes it for alive."""
+    lock = data / "postmaster.pid"
+    try:
+        pid = int(lock.read_text(encoding="utf-8").split()[0])
+    except (OSError, ValueError, IndexError):
+        return
+    if not alive(pid):
+        lock.unlink(missing_ok=True)
 
 
 def _initdb(programs: Path, data: Path, account: str) -> None:
