@@ -6,6 +6,7 @@ step that failed. Pure: time is an argument, no I/O.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,11 @@ from svc_delivery.ports_dead_letters import DeadLetterRecord, PageStart
 LETTERS_A_PAGE: Final = 50
 LARGEST_PAGE: Final = 500
 LETTERS_A_CALL: Final = 500
+# Every store takes so much in one write, and every call carries it: a letter that is larger would be buried for ever.
+LARGEST_LETTER: Final = 1 << 20
+# What is kept of each outcome where even the history is too large.
+_LARGEST_OUTCOME: Final = 200
+_LAST_ATTEMPTS: Final = 20
 
 # version, time, id
 _TOKEN: Final = struct.Struct(">BQ16s")
@@ -36,6 +42,14 @@ _VERSION: Final = 1
 def unknown(letter_id: str) -> NotFound:
     """There is no such dead letter, or it is gone."""
     return NotFound(f"no dead letter {letter_id}", reason="DEAD_LETTER_UNKNOWN", metadata={"dead_letter_id": letter_id})
+
+
+def left_out(letter: pb.DeadLetter) -> str:
+    """Says in one line why a letter without its bytes cannot be redriven."""
+    known = letter.left_out
+    return (
+        f"its {known.size_bytes} bytes were too large to be kept (SHA-256 {known.sha256.hex()}): it cannot be redriven"
+    )
 
 
 def _bad_token() -> InvalidArgument:
@@ -105,7 +119,7 @@ def unreadable(
     letter.attempts.add(attempt_number=1, outcome=why, attempt_time=timestamp_of(now_us))
     parts = [epoch.encode(), place.encode(), record.record]
     id_ = derive_id(record.due_us // 1_000, parts, False)
-    return DeadLetterRecord(id_, reason, "", "", b"", now_us, letter.SerializeToString(), record.record)
+    return DeadLetterRecord(id_, reason, "", "", b"", now_us, *_bounded(letter, record.record))
 
 
 def attempt_of(cell: StepCell) -> pb.Attempt:
@@ -125,6 +139,7 @@ def _of_step(
     record: lane_record_pb2.LaneRecord,
     now_us: int,
 ) -> DeadLetterRecord:
+    said, original = _bounded(letter, record.SerializeToString(deterministic=True))
     parts = [key.recipient_key.encode(), key.notification_id, b"%d" % letter.channel, b"%d" % step_index]
     return DeadLetterRecord(
         letter_id=derive_id(id_time_ms(key.notification_id), parts, False),
@@ -133,9 +148,30 @@ def _of_step(
         recipient_key=key.recipient_key,
         notification_id=key.notification_id,
         bury_us=now_us,
-        letter=letter.SerializeToString(),
-        original=record.SerializeToString(deterministic=True),
+        letter=said,
+        original=original,
     )
+
+
+def _bounded(letter: pb.DeadLetter, original: bytes) -> tuple[bytes, bytes]:
+    """Returns what is kept of a letter and of its bytes: of those that are too large, how many and their hash."""
+    if letter.ByteSize() + len(original) <= LARGEST_LETTER:
+        return letter.SerializeToString(), original
+    kept = pb.DeadLetter.FromString(letter.SerializeToString())
+    kept.left_out.size_bytes, kept.left_out.sha256 = len(original), hashlib.sha256(original).digest()
+    if kept.ByteSize() > LARGEST_LETTER:
+        kept.envelope.ClearField("notification")
+    if kept.ByteSize() > LARGEST_LETTER:
+        names = letter.envelope
+        kept.envelope.CopyFrom(
+            envelope_pb2.Envelope(
+                event_id=names.event_id, tenant_id=names.tenant_id, notification_id=names.notification_id
+            )
+        )
+        del kept.attempts[:-_LAST_ATTEMPTS]
+        for attempt in kept.attempts:
+            attempt.outcome = attempt.outcome[:_LARGEST_OUTCOME]
+    return kept.SerializeToString(), b""
 
 
 # ---------------------------------------------------------------- showing

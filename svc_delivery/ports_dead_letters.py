@@ -22,7 +22,7 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False):
         notification_id: which notification; empty where it could not be read.
         bury_us: when it was given up.
         letter: a serialised `DeadLetter` without the bytes of the record.
-        original: the bytes of the record.
+        original: the bytes of the record; with the letter at most `letters.LARGEST_LETTER`, or left out.
     """
 
     letter_id: bytes

@@ -17,7 +17,7 @@ from heliograph.delivery.v1 import dead_letter_service_pb2, delivery_service_pb2
 from heliograph.type.v1 import envelope_pb2, plan_pb2
 from mesh.ids import split_key, to_text
 from mesh.telemetry import logger
-from svc_delivery import intake, records, retries, steps, wishes
+from svc_delivery import intake, letters, records, retries, steps, wishes
 from svc_delivery.metrics import Metrics
 from svc_delivery.offers import Offers
 from svc_delivery.ports import FollowUps, FollowUpWrite, Inbox, RowsRefused
@@ -106,6 +106,10 @@ class Redriver:
         raw: list[DeadLetterRecord] = []
         for letter in found.values():
             if letter is None:
+                continue
+            said = dead_letter_service_pb2.DeadLetter.FromString(letter.letter)
+            if said.HasField("left_out"):
+                refusals.append(Refusal(letter.letter_id, letters.left_out(said)))
                 continue
             try:
                 case = self._read(letter)

@@ -62,4 +62,8 @@ class DeadLetterService(pb_grpc.DeadLetterServiceServicer):
         return pb.RedriveDeadLettersResponse(
             redriven_count=len(ids) - len(refusals),
             refused_dead_letter_ids=[*strange, *(to_text(refusal.letter_id) for refusal in refusals)],
+            refusals=[
+                *(pb.RedriveRefusal(dead_letter_id=text, message="there is no such id") for text in strange),
+                *(pb.RedriveRefusal(dead_letter_id=to_text(one.letter_id), message=one.why) for one in refusals),
+            ],
         )

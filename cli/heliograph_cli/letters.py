@@ -19,6 +19,8 @@ from heliograph_cli.connection import Connection, Reach, connect
 
 # Small, so that breaking off loses little and one answer comes well inside its deadline.
 _REDRIVEN_AT_ONCE: Final = 100
+# So many reasons are shown: behind them stand the same ones again.
+_REASONS: Final = 20
 _HEAD: Final = ("TIME", "REASON", "RECIPIENT", "CHANNEL", "EVENT", "ID")
 
 
@@ -43,6 +45,9 @@ async def show_list(reach: Reach, wanted: Filter, *, limit: int, as_json: bool) 
         return
     if found:
         texts.table(_HEAD, [_row(letter) for letter in found])
+    for letter in found:
+        if letter.HasField("left_out"):
+            typer.echo(f"{letter.dead_letter_id}: {_left_out(letter.left_out)}")
     typer.echo(f"{len(found)} listed")
     if elsewhere:
         typer.echo(elsewhere)
@@ -64,7 +69,8 @@ async def show_one(reach: Reach, dead_letter_id: str, *, as_json: bool) -> None:
     texts.table(_HEAD, [_row(letter)])
     if letter.lane_position:
         typer.echo(f"it lay at {texts.printable(letter.lane_position)}")
-    typer.echo(f"{len(letter.original)} bytes of it are kept")
+    whole = f"{len(letter.original)} bytes of it are kept"
+    typer.echo(_left_out(letter.left_out) if letter.HasField("left_out") else whole)
     attempts = [
         (str(attempt.attempt_number), texts.clock_time(attempt.attempt_time), attempt.outcome)
         for attempt in letter.attempts
@@ -138,6 +144,8 @@ def _listed(
 
 
 async def _redrive(connection: Connection, ids: Sequence[str], *, dry_run: bool) -> list[str]:
+    reasons: list[dead_letter_service_pb2.RedriveRefusal] = []
+
     async def ask(part: Sequence[str]) -> tuple[int, Sequence[str]]:
         answer = await connection.call(
             "delivery",
@@ -145,9 +153,21 @@ async def _redrive(connection: Connection, ids: Sequence[str], *, dry_run: bool)
             dead_letter_service_pb2.RedriveDeadLettersRequest(dead_letter_ids=part, validate_only=dry_run),
             put_aside.CALLER,
         )
+        reasons.extend(answer.refusals)
         return answer.redriven_count, answer.refused_dead_letter_ids
 
-    return await put_aside.redrive(ask, ids, at_once=_REDRIVEN_AT_ONCE, dry_run=dry_run)
+    refused = await put_aside.redrive(ask, ids, at_once=_REDRIVEN_AT_ONCE, dry_run=dry_run)
+    for one in reasons[:_REASONS]:
+        typer.echo(f"{texts.printable(one.dead_letter_id)}: {texts.printable(one.message)}", err=True)
+    if len(reasons) > _REASONS:
+        typer.echo(f"and {len(reasons) - _REASONS} more", err=True)
+    return refused
+
+
+def _left_out(known: dead_letter_service_pb2.LeftOut) -> str:
+    return (
+        f"its {known.size_bytes} bytes were too large to be kept (SHA-256 {known.sha256.hex()}): it cannot be redriven"
+    )
 
 
 def _row(letter: dead_letter_service_pb2.DeadLetter) -> tuple[str, ...]:

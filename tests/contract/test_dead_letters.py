@@ -8,6 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from heliograph.delivery.v1 import dead_letter_service_pb2
+from svc_delivery import letters as rules
+from svc_delivery.ports import FollowUpRecord
 from svc_delivery.ports_dead_letters import DeadLetterRecord, DeadLetters, PageStart
 from svc_delivery.store import InboxStore
 from tests.support.backends import Opener, inbox_backends
@@ -121,3 +124,23 @@ async def test_letters_are_kept_for_thirty_days(letters: DeadLetters) -> None:
     now_us = NOW_US + 30 * DAY_US + 2_000_000
     assert [await letters.sweep(now_us, 2) for _ in range(3)] == [2, 1, 0]
     assert await listed(letters) == [b"letter 4", b"letter 3"]
+
+
+async def test_a_letter_of_the_largest_size_is_taken(opener: Opener[InboxStore]) -> None:
+    """Beyond it the bytes are left out; what remains says how many there were, and where the record lay."""
+    async with opener() as store:
+        for number, size in ((1, rules.LARGEST_LETTER - 1_000), (2, 20 << 20)):
+            record = FollowUpRecord(number, 0, b"\xff" * size)
+            reason = dead_letter_service_pb2.DEAD_LETTER_REASON_UNDECODABLE
+            await store.dead_letters.bury(
+                [rules.unreadable(record, "no", reason=reason, epoch="e", now_us=NOW_US + number)]
+            )
+    async with opener() as store:
+        page = await store.dead_letters.page(tenant_id="", reason=0, start=None, limit=10)
+        large, whole = [
+            rules.show(one, whole=True)
+            for one in await store.dead_letters.get([one.letter_id for one in page])
+            if one is not None
+        ]
+    assert (large.original, large.left_out.size_bytes, large.lane_position) == (b"", 20 << 20, "follow_ups/2")
+    assert (len(whole.original), whole.HasField("left_out")) == (rules.LARGEST_LETTER - 1_000, False)

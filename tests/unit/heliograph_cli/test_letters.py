@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from heliograph_cli.connection import Reach
 from heliograph_cli.failures import REFUSED, CommandFailed
 from heliograph_cli.letters import Filter
 from mesh.errors import NotFound
+from mesh.ids import to_text
+from svc_delivery import letters as rules
+from svc_delivery.ports import FollowUpRecord
 from svc_delivery.ports_channels import Refused
 from tests.support.retrying import FIRST, Retrying, envelope_of, id_of, plan_of, retrying, serving_operators
 
@@ -127,3 +131,22 @@ async def test_an_explanation_is_a_table(site: Site, capsys: pytest.CaptureFixtu
     assert any("dead letter" in line and "tries_exhausted" in line for line in lines)
     with pytest.raises(NotFound):
         await letters.explain(site.reach, id_of(5), "acme", "alice", as_json=False)
+
+
+async def test_a_letter_without_its_bytes_says_so_everywhere(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line each: in the list, by itself, and when somebody wants it redriven."""
+    lost = FollowUpRecord(7, 0, b"\xff" * (2 << 20))
+    reason = pb.DEAD_LETTER_REASON_UNDECODABLE
+    letter = rules.unreadable(lost, "too large", reason=reason, epoch="e", now_us=site.delivery.now_us())
+    await site.delivery.store.dead_letters.bury([letter])
+    letter_id = to_text(letter.letter_id)
+    wanted = f"its {2 << 20} bytes were too large to be kept (SHA-256 {sha256(lost.record).hexdigest()})"
+    await letters.show_list(site.reach, ALL, limit=50, as_json=False)
+    assert f"{letter_id}: {wanted}: it cannot be redriven" in capsys.readouterr().out.splitlines()
+    await letters.show_one(site.reach, letter_id, as_json=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert f"{wanted}: it cannot be redriven" in shown
+    assert "it lay at follow_ups/7" in shown
+    with pytest.raises(CommandFailed):
+        await letters.redrive_these(site.reach, [letter_id], dry_run=False)
+    assert f"{letter_id}: {wanted}: it cannot be redriven" in capsys.readouterr().err.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -157,6 +158,41 @@ async def test_what_cannot_be_read_is_not_redriven(operator: Operator) -> None:
     answer = await operator.redrive(listed.dead_letter_id)
     assert (answer.redriven_count, list(answer.refused_dead_letter_ids)) == (0, [listed.dead_letter_id])
     assert (await operator.get(listed.dead_letter_id)).original == b"\xff\xff"
+
+
+async def test_what_is_too_large_is_buried_without_its_bytes(operator: Operator) -> None:
+    """How many there were and their hash stay, with the place; it is not redriven, and not given up again and again."""
+    large = b"\xff" * (letters.LARGEST_LETTER + 1)
+    await operator.delivery.store.inbox.write([], stamp=1, follow_up=FollowUpWrite(operator.delivery.now_us(), large))
+    await operator.delivery.after(0.0)
+    assert await operator.delivery.waiting() == []
+    (listed,) = (await operator.list()).dead_letters
+    assert (listed.reason, listed.lane_position) == (pb.DEAD_LETTER_REASON_UNDECODABLE, "follow_ups/1")
+    whole = await operator.get(listed.dead_letter_id)
+    assert (whole.original, whole.left_out.size_bytes) == (b"", len(large))
+    assert whole.left_out.sha256 == hashlib.sha256(large).digest()
+    answer = await operator.redrive(listed.dead_letter_id)
+    assert (answer.redriven_count, list(answer.refused_dead_letter_ids)) == (0, [listed.dead_letter_id])
+    (refusal,) = answer.refusals
+    assert refusal.dead_letter_id == listed.dead_letter_id
+    assert f"{len(large)} bytes were too large to be kept" in refusal.message
+
+
+def test_a_row_that_is_too_large_keeps_its_event() -> None:
+    """Also where its content, or whatever else it names, is what is too large."""
+    attempts = [pb.Attempt(attempt_number=1, outcome="refused: too large")]
+    for field in ("notification", "category"):
+        envelope = envelope_of(1)
+        setattr(envelope, field, b"x" * (2 << 20) if field == "notification" else "x" * (2 << 20))
+        letter = letters.store_refused(envelope, "alice", plan_of(FIRST), attempts, 5)
+        shown = letters.show(letter, whole=True)
+        assert len(letter.letter) + len(letter.original) <= letters.LARGEST_LETTER
+        assert (shown.envelope.event_id, shown.recipient_key) == (id_of(1), "acme/alice")
+        assert shown.left_out.size_bytes > 2 << 20
+        assert list(shown.attempts) == attempts
+    small = letters.store_refused(envelope_of(1), "alice", plan_of(FIRST), attempts, 5)
+    assert not letters.show(small, whole=True).HasField("left_out")
+    assert small.original
 
 
 async def test_a_poisonous_record_that_can_be_read_goes_back_to_the_lane(operator: Operator) -> None:
