@@ -10,8 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from heliograph_client import Aborted, FileCursorStore, PermissionDenied, Publisher, Subscriber, build_event
+from heliograph_client import (
+    Aborted,
+    FileCursorStore,
+    PermissionDenied,
+    Publisher,
+    RetryPolicy,
+    Subscriber,
+    Unauthenticated,
+    build_event,
+)
 from heliograph_client.values import SubscriberStats
+from tests.faults.proxy import HEALTHY, Toxics, proxied
 from tests.support.cluster import Cluster
 from tests.support.wait import until
 
@@ -123,3 +133,40 @@ async def test_a_recipients_token_publishes_nothing(cluster: Cluster) -> None:
         with pytest.raises(PermissionDenied) as raised:
             await publisher.publish(category="general", to="eve", title="hi")
     assert raised.value.reason == "CALLER_NOT_ALLOWED"
+
+
+async def test_a_refusal_after_a_lost_answer_says_that_the_event_may_be_accepted(cluster: Cluster) -> None:
+    """It is: published again under its id it was accepted before, and its recipient has it once."""
+    good = cluster.token("demo", role="producer")
+    run = cluster.running.run_dir
+    async with proxied(f"{run}/ingest.sock", f"{run}/lossy.sock") as proxy:
+        tokens = [good]
+
+        def token() -> str:
+            found = tokens.pop(0) if len(tokens) > 1 else tokens[0]
+            if found == "nonsense":
+                # The answer to the try before is lost; the refusal comes through.
+                proxy.apply(HEALTHY)
+                proxy.reset_all()
+            return found
+
+        policy = RetryPolicy(attempt_timeout=1.0)
+        async with Publisher(f"unix:{proxy.address}", token=token, policy=policy) as publisher:
+            await publisher.publish(category="general", to="fay", title="first")
+            order = publisher.prepare(category="general", to="fay", title="order")
+            proxy.apply(Toxics(silent=frozenset({"down"})))
+            tokens[:] = [good, "nonsense"]
+            with pytest.raises(Unauthenticated, match=order.request_id) as raised:
+                await publisher.publish(order)
+            assert raised.value.outcome_unknown
+            tokens[:] = [good]
+            assert (await publisher.publish(order)).replayed
+
+    async def titles() -> list[str]:
+        return sorted([item.notification.content.title for item in await cluster.inbox("fay")])
+
+    async def has_both() -> bool:
+        return len(await titles()) >= 2
+
+    await until(has_both, 10.0, "both events")
+    assert await titles() == ["first", "order"]
