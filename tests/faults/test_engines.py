@@ -6,40 +6,16 @@ Needs STORES=engines and engines of the run's own (HELIOGRAPH_ENGINES): they are
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from deploy.engines.running import Engines, recall
+from deploy.engines.running import Engines
 from tests.faults.judging import judged
+from tests.faults.outages import pids_of
 from tests.support.cluster import Cluster
-from tests.support.engines import VARIABLE
-from tests.support.shapes import running
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.engines, pytest.mark.processes, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def engines() -> Engines:
-    """The run's own engines."""
-    folder = Path(os.environ.get(VARIABLE, "")).parent
-    choices = recall(folder)
-    if choices is None:
-        pytest.fail(f"{VARIABLE} names no engines that were started by deploy.engines: {folder}")
-    return Engines(choices, os.environ, lambda _: None)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def on_engines() -> AsyncIterator[Cluster]:
-    """A cluster whose stores are at the engines."""
-    async with running("processes") as cluster:
-        if not cluster.on_engines:
-            pytest.fail("STORES=engines is not set")
-        yield cluster
 
 
 @pytest.mark.parametrize(("row", "engine"), [("F-13", "kafka"), ("F-53", "cassandra"), ("F-10", "redis")])
@@ -47,7 +23,7 @@ async def test_an_engine_is_killed_in_the_middle_of_a_run(
     on_engines: Cluster, engines: Engines, row: str, engine: str
 ) -> None:
     """SIGKILL under load, some seconds without it, and a new start: refused or delayed meanwhile, nothing is lost."""
-    pids = {name: one.pid for name, one in on_engines.running.processes.items()}
+    pids = pids_of(on_engines)
     async with judged(on_engines, f"engine-{engine}-", rate=10.0, settle=90.0) as run:
         async with run.nemesis.fault(row, engine) as evidence:
             (before,) = [state for state in engines.states() if state.name == engine]
@@ -60,7 +36,7 @@ async def test_an_engine_is_killed_in_the_middle_of_a_run(
             evidence.append(f"{engine} {before.pid} killed, {gone.state}, {waiting} publishes unanswered meanwhile")
         assert gone.state == "stopped"
         await run.flows(10)
-    assert {name: one.pid for name, one in on_engines.running.processes.items()} == pids, "nobody was started anew"
+    assert pids_of(on_engines) == pids, "nobody was started anew"
 
 
 async def test_redis_is_emptied_in_the_middle_of_a_run(on_engines: Cluster, engines: Engines) -> None:
