@@ -27,7 +27,7 @@ FOLDER_loop := tests/scenarios
 FOLDER_processes := tests
 FOLDER_mesh := tests
 
-.PHONY: help install demo test fmt fmt-check lint types gen gen-check breaking unit contract engines engines-stop engines-test contract-engines scenarios faults faults-full faults-engines wheel-test docs docs-check bench lock clean
+.PHONY: help install demo test fmt fmt-check lint types gen gen-check breaking unit contract engines engines-clean engines-stop engines-test contract-engines scenarios faults faults-full faults-engines wheel-test docs docs-check bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,9 @@ contract: $(READY) ## the contract suites of the storage ports
 
 engines: $(READY) ## start Kafka, Redis, Cassandra, PostgreSQL on loopback and say where they are (NODES=3: brokers and nodes)
 	@$(BIN)/python -m deploy.engines start --nodes $(NODES) $(ARGS)
+
+engines-clean: $(READY) ## remove from engines what tests left there: HELIOGRAPH_ENGINES names their engines.json
+	@$(BIN)/python -m tests.support.left_on_engines
 
 engines-stop: $(READY) ## stop what make engines started
 	@$(BIN)/python -m deploy.engines stop
