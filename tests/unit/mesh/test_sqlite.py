@@ -55,13 +55,13 @@ async def test_a_write_is_there_after_reopening(tmp_path: Path) -> None:
 
 
 async def test_the_connection_has_the_durable_settings(writer: Writer) -> None:
-    """The file is in WAL mode, synced at every commit, and its log is folded every 10,000 pages."""
+    """The file is in WAL mode, synced at every commit, and its log is folded every 1,000 pages."""
 
     def pragmas(connection: sqlite3.Connection) -> list[object]:
         wanted = ("journal_mode", "synchronous", "wal_autocheckpoint", "cache_size", "foreign_keys")
         return [connection.execute(f"pragma {name}").fetchone()[0] for name in wanted]
 
-    assert await writer.submit(pragmas) == ["wal", 2, 10_000, -65_536, 0]
+    assert await writer.submit(pragmas) == ["wal", 2, 1_000, -65_536, 0]
     assert (os.stat(writer.path).st_mode & 0o777) == 0o600
 
 
