@@ -34,7 +34,7 @@ from svc_delivery.settled import Settled
 
 # Due records taken at once, and after so many deliveries no further one: a page must not crowd the offers by itself.
 RECORDS = 32
-DELIVERIES = 5_000
+DELIVERIES = 1_000
 _LARGEST_LOOK_UP = 5_000
 _SWEEP_ROWS = 500
 

@@ -7,7 +7,7 @@ not know how pages are read, and forgets what it gave out.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -52,6 +52,20 @@ def named(recipient_ids: Sequence[str], excluded: Collection[str]) -> Members:
         {NAMED: [one for one in recipient_ids if one not in left_out]},
         [one for one in recipient_ids if one in left_out],
     )
+
+
+def pieces(members: Members, most: int) -> Iterator[Members]:
+    """Cuts a part of an audience, in its order, into parts with at most so many recipients of one group."""
+    if members.count <= most:
+        yield members
+        return
+    excluded = members.excluded
+    for ways, recipient_ids in members.groups.items():
+        for start in range(0, len(recipient_ids), most):
+            yield Members({ways: recipient_ids[start : start + most]}, excluded, members.last)
+            excluded = ()
+    if excluded:
+        yield Members({}, excluded, members.last)
 
 
 def joined(parts: Sequence[Members]) -> Members:

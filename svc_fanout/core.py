@@ -19,8 +19,9 @@ from mesh.errors import DataLoss, Internal
 from svc_fanout.audience import NAMED, Members
 from svc_fanout.registry import CHANNELS, Category
 
-# One call to prefs may have so many recipients and items.
-LARGEST_PAGE = 10_000
+# One call to prefs has so many recipients and items. More recipients would be allowed, but the answer is taken in one
+# go, and what is urgent waits for that.
+LARGEST_PAGE = 2_000
 LARGEST_ITEMS = 50
 # What is planned in one go: so many named recipients and topics; more has only one event alone.
 LARGEST_CHUNK_RECIPIENTS = 20_000

@@ -27,7 +27,7 @@ _SPAN_S: Final = 15.0
 # However long a piece took: what took so long was not work, and bulk does not stand still for it.
 LONGEST_REST_S: Final = 2.0
 # Recipients of one piece beside high: what is urgent waits for one of them at most, at every step.
-PIECE_RECIPIENTS: Final = 500
+PIECE_RECIPIENTS: Final = 250
 
 
 class Pacing:

@@ -20,6 +20,7 @@ from svc_fanout import core
 from svc_fanout.core import Decision, Way
 from svc_fanout.metrics import Metrics
 from svc_fanout.ports import Prefs
+from svc_fanout.turns import Turns, in_pieces
 
 # Nothing older is used, whatever happens; see the promise about cached wishes.
 OLDEST_S = 60.0
@@ -88,8 +89,14 @@ class Wishes:
         found: dict[Way, dict[str, Decision]] = {}
         unknown: dict[Way, list[str]] = {}
         now_us = round(self._clock.wall() * _MICROS)
+        turns = Turns()
         for way, recipient_ids in wanted.items():
-            found[way], missing = self._look_up(way, recipient_ids, now_us)
+            decisions: dict[str, Decision] = {}
+            missing: list[str] = []
+            for piece in in_pieces(recipient_ids):
+                missing += self._look_up(way, piece, now_us, decisions)
+                await turns.worked(len(piece))
+            found[way] = decisions
             if missing:
                 unknown[way] = missing
         for request in core.questions(unknown) if self.answering else ():
@@ -100,8 +107,8 @@ class Wishes:
             except Failure as failure:
                 self.lose(failure)
                 break
-            for way, decisions in decided:
-                found[way].update(decisions)
+            for way, answered in decided:
+                found[way].update(answered)
             if remember and generation == self._generation:
                 self._remember(decided, response.change_number, sent)
         return found
@@ -168,8 +175,8 @@ class Wishes:
         self._metrics.wishes.set(len(self._known))
         return response.more
 
-    def _look_up(self, way: Way, recipient_ids: Collection[str], now_us: int) -> tuple[dict[str, Decision], list[str]]:
-        found: dict[str, Decision] = {}
+    def _look_up(self, way: Way, recipient_ids: Collection[str], now_us: int, found: dict[str, Decision]) -> list[str]:
+        """Adds what is known to what was found; returns those of whom nothing is."""
         missing: list[str] = []
         known, tenant_id, key = self._known, way.tenant_id, _key(way)
         for recipient_id in recipient_ids:
@@ -181,9 +188,9 @@ class Wishes:
                 continue
             found[recipient_id] = decision
             known.move_to_end(owner)
-        self._metrics.wishes_found.inc(len(found))
+        self._metrics.wishes_found.inc(len(recipient_ids) - len(missing))
         self._metrics.wishes_asked.inc(len(missing))
-        return found, missing
+        return missing
 
     def _remember(self, decided: list[tuple[Way, dict[str, Decision]]], number: int, sent: float) -> None:
         if self._number is None:

@@ -26,12 +26,11 @@ from svc_fanout.planner import Planner
 from svc_fanout.ports import Prefs
 from svc_fanout.registry import Category
 from svc_fanout.rolls import FirstPages, Roll, read_page
+from svc_fanout.turns import RECIPIENTS_IN_A_ROW, Turns
 from svc_fanout.wishes import Wishes
 
 # Held events may name so many recipients; they are in memory.
 LARGEST_HELD_RECIPIENTS = 200_000
-# Recipients decoded before other work of the event loop gets its turn.
-_RECIPIENTS_IN_A_ROW = 5_000
 
 
 class LaneWorker:
@@ -125,12 +124,8 @@ class LaneWorker:
 
     async def _begin(self, stored: Sequence[Stored], group: asyncio.TaskGroup) -> list[Event]:
         events: list[Event] = []
-        recipients = 0
+        turns = Turns()
         for record in stored:
-            if recipients >= _RECIPIENTS_IN_A_ROW:
-                # The lanes share one loop: what is urgent in another one must not wait for a page of large events.
-                recipients = 0
-                await asyncio.sleep(0)
             if not await self._caution.admits(record, group):
                 continue
             try:
@@ -141,9 +136,9 @@ class LaneWorker:
             if not self._flight.begin(record, event.envelope.event_id):
                 continue
             events.append(event)
-            recipients += len(event.recipient_ids)
             if self._trace is not None:
                 self._trace("read", event_id=event.envelope.event_id, lane=self._flight.lane)
+            await turns.worked(len(event.recipient_ids))
         return events
 
     async def _plan(self, events: Sequence[Event], group: asyncio.TaskGroup) -> None:
@@ -168,19 +163,35 @@ class LaneWorker:
         # Asking takes time: what is over by now is over.
         now_us = max(now_us, self._now_us())
         planned: list[core.Planned] = []
+        done: list[int] = []
+        turns = Turns()
         for event, members in parts:
-            fallback = None if self._wishes.answering else self._fallback(event)
-            one = core.decide(event, members, decisions, now_us, fallback)
-            if one is None:
+            decided = await self._decide(event, members, decisions, now_us, turns)
+            if decided is None:
                 held.append(event)
                 continue
-            planned.append(one)
+            planned += decided
+            done.append(event.position)
             if self._trace is not None:
                 self._trace("planned", event_id=event.envelope.event_id, recipient_count=members.count)
         self._held += sorted(held, key=lambda event: event.position)
         for batch in batches(planned):
             await self._flight.send(batch, group)
-        self._flight.close([one.event.position for one in planned])
+        self._flight.close(done)
+
+    async def _decide(
+        self, event: Event, members: Members, decisions: core.Decisions, now_us: int, turns: Turns
+    ) -> list[core.Planned] | None:
+        """Decides about an audience, a piece at a time; None when somebody's wishes are not known."""
+        fallback = None if self._wishes.answering else self._fallback(event)
+        planned: list[core.Planned] = []
+        for piece in audience.pieces(members, RECIPIENTS_IN_A_ROW):
+            one = core.decide(event, piece, decisions, now_us, fallback)
+            if one is None:
+                return None
+            planned.append(one)
+            await turns.worked(piece.count)
+        return planned
 
     async def _read_topics(self, events: Sequence[Event]) -> FirstPages:
         """Reads the first page of every topic of a chunk, each once: most topics have no second one."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.errors import Internal
-from svc_fanout.audience import NAMED, Members, Merge, joined, named
+from svc_fanout.audience import NAMED, Members, Merge, joined, named, pieces
 
 
 def walk(
@@ -113,3 +113,20 @@ def test_parts_are_joined_by_their_ways() -> None:
     assert joined(parts) == Members({NAMED: ["a"], 2: ["b", "c"]}, ["d"], "d")
     assert joined(parts[:1]) is parts[0]
     assert joined([]).count == 0
+
+
+@given(
+    groups=st.dictionaries(st.integers(1, 4), st.lists(st.text("abc", max_size=2), max_size=12)),
+    excluded=st.lists(st.text("de", max_size=2), max_size=5),
+    most=st.integers(1, 9),
+)
+def test_pieces_are_what_they_were_cut_from(groups: dict[int, list[str]], excluded: list[str], most: int) -> None:
+    """Nobody is lost or named twice, the order of each group stays, and no group of a piece is too large."""
+    cut = list(pieces(Members(groups, excluded, "z"), most))
+    found: dict[int, list[str]] = {ways: [] for ways in groups}
+    for piece in cut:
+        for ways, recipient_ids in piece.groups.items():
+            assert len(recipient_ids) <= most
+            found[ways] += recipient_ids
+    assert found == groups
+    assert [one for piece in cut for one in piece.excluded] == excluded

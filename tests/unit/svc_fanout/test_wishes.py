@@ -16,6 +16,7 @@ from mesh.times import set_micros
 from svc_fanout import core
 from svc_fanout.core import Decision, Way
 from svc_fanout.metrics import Metrics
+from svc_fanout.turns import RECIPIENTS_IN_A_ROW
 from svc_fanout.wishes import LARGEST_WAYS, OLDEST_S, Wishes
 from tests.support.dispatching import LIVE, MUTED, NOTHING, InProcessPrefs
 from tests.support.far_ends import running
@@ -314,3 +315,19 @@ async def test_questions_at_once_are_answered_at_once(memory: Memory) -> None:
     calls = len(memory.prefs.requests)
     await memory.ask("a", "b", "c")
     assert len(memory.prefs.requests) == calls
+
+
+async def test_a_large_audience_is_looked_up_a_piece_at_a_time() -> None:
+    """Others get their turn in between, and everybody is found."""
+    memory = Memory(most_recipients=3 * RECIPIENTS_IN_A_ROW)
+    recipient_ids = [f"r{index}" for index in range(3 * RECIPIENTS_IN_A_ROW)]
+    assert dict.fromkeys(recipient_ids, _GO) == await memory.ask(*recipient_ids)
+    assert [len(one) for one in memory.asked()] == [core.LARGEST_PAGE] * 3
+    asking = asyncio.ensure_future(memory.ask(*recipient_ids))
+    turns = 0
+    while not asking.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(asking.result()) == 3 * RECIPIENTS_IN_A_ROW
+    assert turns > 3
+    assert len(memory.asked()) == 3
