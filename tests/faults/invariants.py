@@ -28,6 +28,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     Attributes:
         skew: S, the largest difference between two clocks.
+        clock: how far a process's clock is from the history's at most; nothing on one machine.
         write: W, within which a store answers.
         wish: so late a stored wish counts.
         held: so long what is on its way to a device may stay there after a fault of that way.
@@ -38,6 +39,7 @@ class Limits(msgspec.Struct, frozen=True):
     """
 
     skew: float = 1.0
+    clock: float = 0.0
     write: float = 5.0
     wish: float = 2.0
     held: float = 30.0
@@ -339,7 +341,10 @@ def consent(index: Index, limits: Limits) -> Iterator[Violation]:
 
 
 def expiry(index: Index, limits: Limits) -> Iterator[Violation]:
-    """I11: nothing is shown after its time, and nothing is sent after it: what arrives late was held on its way."""
+    """I11: nothing is shown after its time, and nothing is sent after it: what arrives late was held on its way.
+
+    It is over when S has passed since, by the clock of whoever sends it.
+    """
     nonces = {id_: content.nonce for id_, content in index.by_id.items()}
     on_the_way = index.faults_of(device=True)
     seen = [(device, one.notification_id, one.at, "shown on") for device, all_ in index.shown.items() for one in all_]
@@ -351,7 +356,7 @@ def expiry(index: Index, limits: Limits) -> Iterator[Violation]:
     for device, notification_id, at, how in seen:
         content = index.by_id.get(notification_id)
         expire = content.first.expire if content is not None else None
-        if expire is not None and at > expire + limits.skew:
+        if expire is not None and at > expire + limits.skew + limits.clock:
             text = f"{notification_id} was {how} {device.name} {at - expire:.1f} s after its time"
             yield Violation("I11", text, (nonces[notification_id], notification_id))
 

@@ -13,7 +13,8 @@ from tests.meta.tree import Source, sources
 _MAY_SLEEP = {
     "tests/faults/actors.py",
     "tests/faults/nemesis.py",
-    "tests/simulation/network.py",
+    "tests/simulation/calls.py",
+    "tests/simulation/nemesis.py",
     "tests/simulation/people.py",
     "tests/simulation/run.py",
     "tests/simulation/storage.py",

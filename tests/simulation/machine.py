@@ -59,14 +59,18 @@ class ScriptMachine(RuleBasedStateMachine):
         self.seed = 0
         self.store: Store = "file"
         self.replica = REPLICAS[0]
+        self.late = False
         self._numbers = 0
 
     @initialize(
-        seed=st.integers(0, 1_000), store=st.sampled_from(("file", "replicas")), replica=st.sampled_from(REPLICAS)
+        seed=st.integers(0, 1_000),
+        store=st.sampled_from(("file", "replicas")),
+        replica=st.sampled_from(REPLICAS),
+        late=st.booleans(),
     )
-    def begin(self, seed: int, store: Store, replica: str) -> None:
-        """Chooses what the whole run has: the scheduling, the store, and which replica may be weak."""
-        self.seed, self.store, self.replica = seed, store, replica
+    def begin(self, seed: int, store: Store, replica: str, late: bool) -> None:
+        """Chooses what the whole run has: the scheduling, the store, which replica is weak, and what requests do."""
+        self.seed, self.store, self.replica, self.late = seed, store, replica, late
         self.publish(set(range(_RECIPIENTS)), 1, 1, 0.0)
 
     @rule(
@@ -168,7 +172,7 @@ class ScriptMachine(RuleBasedStateMachine):
     def script(self) -> Script:
         """Returns what was put together so far."""
         acts = sorted(self.acts, key=lambda act: act.at)
-        return Script(acts, max(_LEAST_LENGTH_S, self.now + 1.0), _RECIPIENTS, 0.4, self.store)
+        return Script(acts, max(_LEAST_LENGTH_S, self.now + 1.0), _RECIPIENTS, 0.4, self.store, self.late)
 
     def _add(self, kind: str, **fields: object) -> None:
         self.acts.append(msgspec.convert({"at": round(self.now, 3), "kind": kind, **fields}, Act))

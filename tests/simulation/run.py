@@ -10,9 +10,8 @@ import contextlib
 import contextvars
 import hashlib
 import shutil
-import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,14 @@ from tests.faults.history import Recorder
 from tests.faults.invariants import Limits
 from tests.simulation import people
 from tests.simulation.loop import VirtualLoop
+from tests.simulation.nemesis import Nemesis
 from tests.simulation.people import PRODUCER, TENANT, Calls
 from tests.simulation.reader import Reader
-from tests.simulation.replicas import Weak, Weakness
-from tests.simulation.script import REPLICAS, Act, Script
+from tests.simulation.script import Act, Script
 from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
-from tests.simulation.world import Host, Trouble, World
+from tests.simulation.world import Host, World
 
 _SETTLE_LIMIT_S = 200.0
-_RESTART_S = (0.1, 5.0)
 # What can be muted; the other category always goes out.
 _MUTED = "mention"
 _CATEGORIES = ("general", _MUTED)
@@ -56,6 +54,7 @@ class Outcome(msgspec.Struct, frozen=True):
         visited: hooks passed.
         crashed: hooks at which a process died.
         disagreed: reads of two replicas that had different cells.
+        late: requests that arrived though their callers had given them up.
         digest: of the whole history: the same seed gives the same one.
         settled: seconds until all was quiet after the last fault; None: it never was.
         logs: what the services logged.
@@ -69,6 +68,7 @@ class Outcome(msgspec.Struct, frozen=True):
     visited: Mapping[str, int]
     crashed: Mapping[str, int]
     disagreed: int
+    late: int
     digest: str
     settled: float | None
     logs: Sequence[str]
@@ -103,10 +103,10 @@ class _Run:
         self._screens: list[Screen] = []
         self._recorders: list[Recorder] = []
         self._system = self._recorder("system")
-        self._nemesis = self._recorder("nemesis")
+        self._nemesis = Nemesis(self._world, self._cluster, folder, self._recorder("nemesis"))
         self._reader = Reader(self._cluster, self._system)
         # Wishes are looked for once a second; while prefs cannot be asked, what is known counts for a minute.
-        self._limits = Limits(receive=60.0, wish=3.0 if script.is_calm else 62.0)
+        self._limits = Limits(receive=60.0, wish=3.0 if script.is_calm else 62.0, clock=script.skew)
         # What a device keeps while its app does not run.
         self._stores: dict[str, MemoryCursorStore] = {}
         self._watching: dict[str, asyncio.Task[Any]] = {}
@@ -120,6 +120,7 @@ class _Run:
     async def run(self) -> Outcome:
         for host in [self._cluster.start(name) for name in SERVICES]:
             await self._cluster.serving(host)
+        self._cluster.network.late = self._script.late
         self._world.on_crash = self._died(self._world.on_crash)
         self._connect_everybody()
         producer = await self._open_producer()
@@ -127,8 +128,7 @@ class _Run:
         for act in self._script.acts:
             self._spawn(self._at(act, producer))
         await asyncio.sleep(self._script.length)
-        self._world.heal()
-        self._cluster.ring.heal()
+        self._nemesis.heal()
         healed = self._loop.time()
         settled = await self._settle(producer, healed)
         # Around its very end the clocks do not agree whether an event is over: that moment is let pass.
@@ -153,6 +153,7 @@ class _Run:
             visited=dict(self._world.visited),
             crashed=dict(self._world.crashed),
             disagreed=self._cluster.ring.disagreed,
+            late=self._cluster.network.arrived_late,
             digest=digest,
             settled=settled,
             logs=list(LOGS.lines) if verdict.state != "valid" else (),
@@ -230,49 +231,12 @@ class _Run:
                 self._spawn(self._publish(act, producer), self._producing)
             case "mute":
                 await self._reader.on_its_machine(self._mute(act))
-            case "poison":
-                async with self._fault("F-29", act.target, "a record of three bytes was appended"):
-                    _poison(self._folder / "data" / "lanes" / f"{act.target}.db", self._loop.time())
-                    self._nemesis.add(history.Poisoned(at=self._loop.time(), lane=act.target))
             case "read":
                 self._read_one(act.number)
-            case "crash":
-                await self._crash(act)
-            case "crash at":
-                self._world.arm(act.target, act.count)
             case "away":
                 await self._away(act)
-            case "cut":
-                evidence = f"nothing passed for {act.seconds:g} s"
-                async with self._fault("F-58", f"{act.target}~{act.other}", evidence):
-                    self._world.cut(act.target, act.other, act.seconds)
-                    await asyncio.sleep(act.seconds)
-            case "reset":
-                async with self._fault("F-57", f"{act.target}~{act.other}", "connections reset"):
-                    self._cluster.network.reset(act.target, act.other)
-            case "trouble":
-                await (self._weaken(act) if act.target in REPLICAS else self._trouble(act))
-            case "flush":
-                async with self._fault("F-11", "request log", "flushed"):
-                    _flush(self._folder / "data" / "requests.db")
-
-    async def _trouble(self, act: Act) -> None:
-        kind: Any = act.how
-        async with self._fault("F-47", f"{act.target} {act.how}", f"for {act.seconds:g} s"):
-            self._world.troubles[act.target] = Trouble(kind, act.delay, act.share)
-            await asyncio.sleep(act.seconds)
-            self._world.troubles.pop(act.target, None)
-
-    async def _weaken(self, act: Act) -> None:
-        """One replica does something wrong; where it dies, it may come back without its last changes."""
-        number = REPLICAS.index(act.target)
-        async with self._fault("F-50", f"{act.target} {act.how}", f"for {act.seconds:g} s"):
-            if act.how == "forgets":
-                self._cluster.ring.forget(number, act.delay)
-            kind: Weakness = "lagging" if act.how == "lagging" else "deaf" if act.how == "deaf" else "down"
-            self._cluster.ring.weaken(number, Weak(kind, act.delay, act.share))
-            await asyncio.sleep(act.seconds)
-            self._cluster.ring.heal(number)
+            case _:
+                await self._nemesis.make(act)
 
     async def _publish(self, act: Act, producer: Producer) -> None:
         recipients = list(dict.fromkeys(f"r{number % self._script.recipients}" for number in act.numbers))
@@ -290,7 +254,7 @@ class _Run:
             twins=act.count,
         )
         if act.seconds:
-            self._expired = max(self._expired, began + act.seconds + self._limits.skew)
+            self._expired = max(self._expired, began + act.seconds + self._limits.skew + self._limits.clock)
         if event_id is not None and category != _MUTED and not act.seconds:
             self._due[event_id] = recipients
 
@@ -340,44 +304,15 @@ class _Run:
             with contextlib.suppress(Exception):
                 screen.mark_read(ids[number % len(ids)])
 
-    async def _crash(self, act: Act) -> None:
-        host = self._world.hosts.get(act.target)
-        if host is not None and host.alive:
-            self._world.crash(host)
-
     def _died(self, then: Callable[[Host], None]) -> Callable[[Host], None]:
         def died(host: Host) -> None:
             then(host)
             if host.name in SERVICES and not self._ended:
-                self._spawn(self._restart(host))
+                self._spawn(self._nemesis.restart(host))
 
         return died
 
     _ended = False
-
-    async def _restart(self, host: Host) -> None:
-        async with self._fault("F-61", host.name, "process gone"):
-            pause = self._world.random.uniform(*_RESTART_S)
-            await asyncio.sleep(pause)
-            await self._cluster.serving(self._cluster.start(host.name))
-
-    @contextlib.asynccontextmanager
-    async def _fault(self, row: str, target: str, evidence: str) -> AsyncIterator[None]:
-        operation = f"{row}-{target}-{self._loop.time():.6f}"
-        self._nemesis.add(
-            history.FaultBegan(
-                at=self._loop.time(),
-                operation=operation,
-                fault=row,
-                target=target,
-                evidence=evidence,
-                device=target.startswith("device:"),
-            )
-        )
-        try:
-            yield
-        finally:
-            self._nemesis.add(history.FaultEnded(at=self._loop.time(), operation=operation))
 
     # ------------------------------------------------------------ the end
 
@@ -413,14 +348,3 @@ class _Run:
 
 def _name_of(screen: Screen) -> str:
     return f"device:{screen.device.recipient}/{screen.device.name.rpartition('-')[2]}"
-
-
-def _poison(path: Path, now: float) -> None:
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("insert into records(append_time, key, value) values (?, ?, ?)", (now, b"", b"\xff\xff\xff"))
-
-
-def _flush(path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for (table,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
-            connection.execute(f"delete from {table}")

@@ -121,6 +121,7 @@ class Script(msgspec.Struct, frozen=True):
         recipients: how many people.
         skew: largest difference of a process's wall clock from the true one, seconds; S is twice as much.
         store: where the inboxes are: in a file, or on three replicas.
+        late: until everything is healed, unary requests whose callers gave up arrive all the same.
     """
 
     acts: Sequence[Act]
@@ -128,11 +129,14 @@ class Script(msgspec.Struct, frozen=True):
     recipients: int = 4
     skew: float = 0.4
     store: Store = "file"
+    late: bool = False
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing goes wrong."""
-        return all(act.kind in ("publish", "read", "mute", "away") and act.count <= 1 for act in self.acts)
+        return not self.late and all(
+            act.kind in ("publish", "read", "mute", "away") and act.count <= 1 for act in self.acts
+        )
 
 
 def make(seed: int, *, faults: bool = True) -> Script:
@@ -184,7 +188,12 @@ def make(seed: int, *, faults: bool = True) -> Script:
         # One replica only: two that lose something are beyond what is promised.
         replica = choose.choice(REPLICAS)
         acts += [_weakness(choose, length, replica) for _ in range(choose.randint(0, 4))]
-    return Script(sorted(acts, key=lambda act: act.at), length, recipients, 0.4 if faults else 0.0, store)
+    # On either store. Behind a link that is cut for a while callers give up.
+    late = faults and seed // 2 % 2 == 1
+    if late:
+        target, other = choose.choice(LINKS)
+        acts.append(Act(choose.uniform(1.0, length * 0.8), "cut", target, other, seconds=choose.uniform(3.0, 12.0)))
+    return Script(sorted(acts, key=lambda act: act.at), length, recipients, 0.4 if faults else 0.0, store, late)
 
 
 def _at_hook(choose: random.Random, length: float, hook: str) -> list[Act]:

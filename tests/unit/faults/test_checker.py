@@ -10,7 +10,7 @@ import pytest
 from tests.faults.canary import body, canary, digest, is_for, nonce_of
 from tests.faults.checker import Plan, check, main, report
 from tests.faults.history import HistoryError, Log, Recorder, read
-from tests.faults.invariants import INVARIANTS
+from tests.faults.invariants import INVARIANTS, Limits
 from tests.unit.faults.cases import ILLEGAL, LEGAL, ended, one
 from tests.unit.faults.histories import ALICE, BOB, Story
 
@@ -52,6 +52,14 @@ def test_a_run_that_shows_too_little_is_unknown(story: Callable[[], Story], plan
     verdict = check(story().logs(), plan)
     assert (verdict.state, list(verdict.reasons)) == ("unknown", [reason])
     assert reason in report(verdict)
+
+
+def test_an_event_is_over_by_the_clock_of_whoever_sends_it() -> None:
+    """One whose clock is 0.4 s behind the history's may send it so much longer, and no longer."""
+    # It comes 4.3 s after the story began.
+    for clock, expire, state in ((0.4, 102.95, "valid"), (0.0, 102.95, "invalid"), (0.4, 102.85, "invalid")):
+        late = Story().connect(ALICE).publish("a", expire=expire).wait(0.3).receive(ALICE, "a", shown=False)
+        assert check(ended(late, "a").logs(), limits=Limits(clock=clock)).state == state
 
 
 def test_a_violation_is_told_as_the_timeline_of_its_item() -> None:
