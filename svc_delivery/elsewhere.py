@@ -1,6 +1,7 @@
 """Those whom nobody can reach live: the channel behind it has its turn at once, and not after the ack window.
 
-Path step 6. Beside the follow-up that is durable already, another one that is due now; whichever finds what the other
+Path step 6. Who that is, presence says, or each node on which presence saw a session and which finds none. Beside the
+follow-up that is durable already, another one that is due now; whichever finds what the other
 did takes over from the cells. So nothing here has to last: what is lost, or does not fit, waits for the ack window.
 
 Must not take a step itself.
@@ -9,7 +10,7 @@ Must not take a step itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from heliograph.delivery.v1 import lane_record_pb2
@@ -25,6 +26,8 @@ from svc_delivery.records import Later, Member
 
 # Deliveries that may wait for the store.
 _LARGEST_QUEUE: Final = 20_000
+# Deliveries of which is known where they were offered: a node answers within milliseconds, contents are 16 KiB at most.
+_LARGEST_OFFERED: Final = 5_000
 
 
 class Elsewhere:
@@ -42,6 +45,8 @@ class Elsewhere:
         self._metrics = metrics
         self._now_us = now_us
         self._queue: list[Later] = []
+        # (recipient key, notification id) -> its offer, and the nodes that have not said that nobody is there
+        self._offered: dict[tuple[str, str], tuple[Offer, set[str]]] = {}
         self._wake = asyncio.Event()
         self._log = logger()
 
@@ -59,6 +64,25 @@ class Elsewhere:
             member = Member(follow_up, [offer.plan], RowKey(key, offer.notification_id), expire_us)
             self._queue.append(Later(member, offer.step_index, 0))
         self._wake.set()
+
+    def offered(self, offer: Offer, where: Mapping[str, Sequence[str]]) -> None:
+        """Notes on which nodes an offer's recipients have sessions; where its plan ends with live nobody asks later."""
+        if offer.plan is None:
+            return
+        for key in offer.recipient_keys:
+            if node_ids := where.get(key):
+                self._offered[key, offer.envelope.notification_id] = (offer, set(node_ids))
+        while len(self._offered) > _LARGEST_OFFERED:
+            del self._offered[next(iter(self._offered))]
+
+    def absent(self, node_id: str, notification_id: str, recipient_keys: Sequence[str]) -> None:
+        """Takes a node's word that these recipients have no session there; the last such word is "nobody there"."""
+        for key in recipient_keys:
+            offer, node_ids = self._offered.get((key, notification_id), (None, set[str]()))
+            node_ids.discard(node_id)
+            if offer is not None and not node_ids:
+                del self._offered[key, notification_id]
+                self.add(offer, [key])
 
     async def run(self) -> None:
         """Hands on what waits, for good."""

@@ -4,7 +4,7 @@ Path steps 6 and 7. Batches are numbered per process; what a node has not taken 
 under its number. The window is the node's: at most so many unanswered batches and bytes; what arrives meanwhile
 becomes the next batch. A slow node costs only its own notifications latency: its queue is bounded.
 
-Must not decide what a refusal leads to: the row is durable, the follow-up decides.
+Must not decide what a refusal leads to: the row is durable, the follow-up decides. It passes on who is not there.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Link:
         metrics: Metrics,
         queue_limit: int,
         trace: Callable[..., None] | None,
+        absent: Callable[[str, str, Sequence[str]], None] | None = None,
         pace: Pace = PACE,
     ) -> None:
         self.node = node
@@ -80,6 +81,8 @@ class Link:
         self._metrics = metrics
         self._queue_limit = queue_limit
         self._trace = trace
+        # Told of the node, the notification, and the recipients that have no session there.
+        self._absent = absent
         self._log = logger().bind(node_id=node.node_id)
         self._kept: KeptStream[pb.DeliverRequest, pb.DeliverResponse] = KeptStream(
             self, peer="the node", clock=clock, log=self._log, pace=pace
@@ -250,8 +253,11 @@ class Link:
     def _take_result(self, result: pb.DeliverResult) -> None:
         for refusal in result.refusals:
             kind = _REFUSAL_KINDS.get(refusal.kind, "unknown")
-            count = len(refusal.recipient_keys)
-            self._metrics.refused[kind].inc(count or self._outgoing.size_of(refusal.sequence, refusal.delivery_index))
+            delivery = self._outgoing.delivery_of(refusal.sequence, refusal.delivery_index)
+            keys = refusal.recipient_keys or (() if delivery is None else delivery.recipient_keys)
+            self._metrics.refused[kind].inc(len(keys))
+            if delivery is not None and self._absent is not None and refusal.kind == pb.REFUSAL_KIND_ABSENT:
+                self._absent(self.node.node_id, delivery.envelope.notification_id, keys)
         for batch in self._outgoing.taken(result.taken_sequence):
             if self._trace is not None:
                 for delivery in batch.deliveries:

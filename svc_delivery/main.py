@@ -92,6 +92,7 @@ def wire(app: App, settings: DeliverySettings) -> None:
             metrics=metrics,
             queue_limit=settings.link_queue,
             trace=trace,
+            absent=elsewhere.absent,
         )
 
     epoch = round(app.clock.wall() * 1_000_000)
@@ -106,6 +107,7 @@ def wire(app: App, settings: DeliverySettings) -> None:
         metrics=metrics,
         limit=settings.link_queue,
         nobody_there=elsewhere.add,
+        offered=elsewhere.offered,
     )
     marks = Marks(writer=writer, counts=counts, changes=offers, stored=stored)
     wishes = Wishes(GrpcPrefs(channels))

@@ -44,6 +44,7 @@ class Offers:
         limit: int,
         byte_limit: int = _LARGEST_BYTES,
         nobody_there: Callable[[Offer, Sequence[str]], None] | None = None,
+        offered: Callable[[Offer, Mapping[str, Sequence[str]]], None] | None = None,
         pauses: Sequence[float] = _PAUSES,
     ) -> None:
         """Connects the queue.
@@ -56,6 +57,7 @@ class Offers:
             limit: recipients that may wait; more are not offered.
             byte_limit: bytes of content that may wait.
             nobody_there: told of recipients of an offer who have no session.
+            offered: told, before an offer goes to its nodes, where recipients are.
             pauses: seconds before presence is asked again, one after the other.
         """
         self._presence = presence
@@ -65,6 +67,7 @@ class Offers:
         self._limit = limit
         self._byte_limit = byte_limit
         self._nobody_there = nobody_there
+        self._offered = offered
         self._pauses = pauses
         self._log = logger()
         self._offers: ByPriority[Offer] = ByPriority()
@@ -176,6 +179,8 @@ class Offers:
             absent_count += len(absent)
             if absent and self._nobody_there is not None:
                 self._nobody_there(offer, absent)
+            if self._offered is not None:
+                self._offered(offer, found)
             for node_id, keys in by_node.items():
                 if not self._nodes.offer(node_id, offer.envelope, keys):
                     self._metrics.not_offered.inc(len(keys))

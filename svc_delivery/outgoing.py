@@ -130,12 +130,12 @@ class Outgoing:
             found.append(self._ready.popleft())
         return [numbered.batch for numbered in found]
 
-    def size_of(self, sequence: int, index: int) -> int:
-        """Returns how many recipients a delivery of an unanswered batch has; 0 for one that is not there."""
+    def delivery_of(self, sequence: int, index: int) -> pb.Delivery | None:
+        """Returns a delivery of an unanswered batch; None for one that is not there."""
         known = self._unanswered.get(sequence)
         if known is None or not 0 <= index < len(known.batch.deliveries):
-            return 0
-        return len(known.batch.deliveries[index].recipient_keys)
+            return None
+        return known.batch.deliveries[index]
 
     def clear_queue(self) -> int:
         """Drops what has no number yet; returns how many recipients that were."""

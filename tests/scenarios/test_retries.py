@@ -290,6 +290,26 @@ async def test_nobody_there_means_the_next_channel_at_once(delivery: Retrying) -
     assert await delivery.waiting() == []
 
 
+async def test_a_session_that_has_gone_means_the_next_channel_at_once(delivery: Retrying) -> None:
+    """Presence still names two nodes; when the last of them finds nobody, the ack window is not waited for."""
+    first = delivery.channel(FIRST)
+    delivery.presence.where = {"acme/alice": ("n1", "n2"), "acme/bob": ("n1",)}
+    stored = await delivery.dispatch(envelope_of(1), to=["alice", "bob"], plan=plan_of(FIRST))
+    async with running(delivery.offers.run), running(delivery.elsewhere.run):
+        delivery.offers.add(stored.offers)
+        await until(lambda: len(delivery.nodes.offered) == 2, what="offered to both nodes")
+        delivery.elsewhere.absent("n1", id_of(1), ["acme/alice"])
+        await delivery.after(0.0)
+        assert first.calls == []
+        delivery.elsewhere.absent("n2", id_of(1), ["acme/alice"])
+        await until(lambda: delivery.metrics.follow_ups["nobody_there"]._value.get() == 1, what="followed up")
+        await delivery.after(0.0)
+        assert [recipient_key for recipient_key, _, _ in first.calls] == ["acme/alice"]
+        await delivery.after(10.0)
+    assert [recipient_key for recipient_key, _, _ in first.calls] == ["acme/alice", "acme/bob"]
+    assert await delivery.waiting() == []
+
+
 async def test_two_follow_ups_of_one_delivery_make_each_attempt_once(delivery: Retrying) -> None:
     """The early one and that of the ack window meet: retries, a second channel and the end are those of one."""
     first, second = delivery.channel(FIRST, Retry("busy"), Retry("busy")), delivery.channel(SECOND)

@@ -150,6 +150,7 @@ class Retrying:
             metrics=self.metrics,
             limit=offer_limit,
             nobody_there=self.elsewhere.add,
+            offered=self.elsewhere.offered,
         )
         self.writer = FreshWriter(inbox=self.inbox, stamper=Stamper(self.clock), limit=5.0, late=lambda: None)
         wishes = Wishes(self.prefs)

@@ -104,3 +104,34 @@ async def test_what_waits_is_bounded(delivery: Retrying) -> None:
         delivery.elsewhere.add(offer(number), ["acme/alice"] * 9_000)
     async with running(delivery.elsewhere.run):
         await until(lambda: delivery.metrics.follow_ups["nobody_there"]._value.get() == 18_000, what="written")
+
+
+async def test_the_last_node_that_has_no_session_makes_it_nobody_there(delivery: Retrying) -> None:
+    """One of two does not, nor the same one twice, nor a node that was not asked; others of the offer wait on."""
+    where = {"acme/alice": ("n1", "n2"), "acme/bob": ("n1",)}
+    delivery.elsewhere.offered(offer(1), where)
+    delivery.elsewhere.offered(offer(2, goes_on=False), where)
+    for node_id in ("n1", "n1", "n3"):
+        delivery.elsewhere.absent(node_id, id_of(1), ["acme/alice", "acme/carol"])
+    delivery.elsewhere.absent("n1", id_of(2), ["acme/bob"])
+    async with running(delivery.elsewhere.run):
+        delivery.elsewhere.absent("n2", id_of(1), ["acme/alice"])
+        delivery.elsewhere.absent("n2", id_of(1), ["acme/alice"])
+        await until(lambda: delivery.metrics.follow_ups["nobody_there"]._value.get() == 1, what="written")
+    assert [(one.key.recipient_key, one.key.notification_id) for one in await members(delivery)] == [
+        ("acme/alice", from_text(id_of(1)))
+    ]
+
+
+async def test_where_offers_went_is_known_of_the_latest_only(delivery: Retrying) -> None:
+    """What no node refuses is forgotten, the oldest first; then the ack window decides."""
+    where = {"acme/alice": ("n1",), "acme/bob": ("n1",)}
+    for number in range(2_501):
+        delivery.elsewhere.offered(offer(number), where)
+    for number in range(2_501):
+        delivery.elsewhere.absent("n1", id_of(number), ["acme/alice", "acme/bob"])
+    async with running(delivery.elsewhere.run):
+        await until(lambda: delivery.metrics.follow_ups["nobody_there"]._value.get() == 5_000, what="written")
+    assert {one.key.notification_id for one in await members(delivery)} == {
+        from_text(id_of(number)) for number in range(1, 2_501)
+    }

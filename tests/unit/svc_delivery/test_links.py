@@ -39,6 +39,7 @@ class Near:
         self.telemetry = Telemetry("delivery")
         self.marks = InProcessMarks()
         self.steps: list[tuple[str, object]] = []
+        self.absent: list[tuple[str, str, list[str]]] = []
         self.link = Link(
             NODE,
             process="delivery",
@@ -49,6 +50,7 @@ class Near:
             metrics=Metrics(self.telemetry),
             queue_limit=queue_limit,
             trace=lambda step, **fields: self.steps.append((step, fields["event_id"])),
+            absent=lambda node_id, id_, keys: self.absent.append((node_id, id_, list(keys))),
             pace=pace,
         )
 
@@ -117,6 +119,7 @@ async def test_an_offer_arrives_with_its_envelope_and_recipients(near: Near, run
         assert near.count("offered_total") == 2
         assert [near.count("refused_total", kind=kind) for kind in ("absent", "behind", "unknown")] == [2, 1, 0]
     assert near.steps == [("offered", id_of(3)), ("taken", id_of(3))]
+    assert near.absent == [("gw-a-0", id_of(3), ["acme/alice", "acme/bob"])]
 
 
 async def test_after_a_break_untaken_batches_go_again_under_their_number(near: Near, run_dir: Path) -> None:

@@ -164,15 +164,21 @@ def test_the_queue_is_bounded_by_recipients_and_bytes() -> None:
     assert outgoing.add(make_envelope(5), ["acme/a"])
 
 
-def test_the_size_of_a_refused_delivery_is_known_until_it_is_answered() -> None:
-    """A refusal that names no recipients means all of them; nonsense means nobody."""
+def test_a_refused_delivery_is_known_until_it_is_answered() -> None:
+    """A refusal that names no recipients means all of its; nonsense means nobody."""
     outgoing = Outgoing(limit=10)
     outgoing.add(make_envelope(1), ["acme/a", "acme/b"])
     outgoing.open(ready(), most=MOST)
     flow(outgoing)
-    assert [outgoing.size_of(*where) for where in ((1, 0), (1, 1), (1, -1), (2, 0))] == [2, 0, 0, 0]
+    known = [outgoing.delivery_of(*where) for where in ((1, 0), (1, 1), (1, -1), (2, 0))]
+    assert [None if one is None else list(one.recipient_keys) for one in known] == [
+        ["acme/a", "acme/b"],
+        None,
+        None,
+        None,
+    ]
     outgoing.taken(1)
-    assert outgoing.size_of(1, 0) == 0
+    assert outgoing.delivery_of(1, 0) is None
 
 
 def test_a_queue_that_is_handed_over_is_empty() -> None:
