@@ -16,7 +16,8 @@ from mesh.lanes import LaneUnavailable, Record, lane_stores
 from mesh.lanes.kafka import KafkaLaneWriter
 from mesh.lanes.kafka_reader import KafkaLaneReader
 from mesh.stores import StoreAdmin, require_all
-from tests.support.kafka_broker import KafkaBroker, free_port, kafka_broker
+from tests.support.kafka_broker import KafkaBroker, kafka_broker
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 # A broker takes some seconds to start, on a busy machine more.

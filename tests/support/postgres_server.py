@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 _ACCOUNT = "postgres"
@@ -44,14 +44,6 @@ def _identity() -> dict[str, Any]:
         return {}
     entry = pwd.getpwnam(_ACCOUNT)
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-
-
-def free_port() -> int:
-    """Returns a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class PostgresServer:

