@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations, pairwise
 
 import msgspec
 
@@ -212,20 +213,55 @@ def order(index: Index, _: Limits) -> Iterator[Violation]:
 
 
 def _keys_in_order(index: Index) -> Iterator[Violation]:
+    """Of one key what was accepted before another began comes first; of what was published at once no order is right.
+
+    But all devices of a recipient see the same one, since there is one order of rows. Ids are not looked at: two of one
+    millisecond are in the order of their hashes, in whatever order they were published.
+    """
+    arrivals: dict[tuple[str, str, str, int], list[tuple[Device, list[history.Received]]]] = defaultdict(list)
     for device, sessions in index.sessions.items():
-        seen: set[str] = set()
+        had: set[str] = set()
         for session in sessions:
-            last: dict[tuple[str, int], str] = {}
-            for one in session.received:
-                content = index.contents.get(one.nonce)
-                if content is None or not content.first.ordering_key or not one.live or one.notification_id in seen:
-                    continue
-                seen.add(one.notification_id)
-                key = content.first.ordering_key, content.first.priority
-                if one.notification_id < last.get(key, ""):
-                    text = f"{one.notification_id} of key {key[0]!r} came to {device.name} after {last[key]}"
-                    yield Violation("I5", text, (one.notification_id, last[key]))
-                last[key] = max(last.get(key, ""), one.notification_id)
+            for key, found in _first_of_keys(index, session, had).items():
+                yield from _begun_before(index, device, key[0], found)
+                arrivals[device.tenant, device.recipient, *key].append((device, found))
+    for (_tenant, _recipient, ordering_key, _priority), lists in arrivals.items():
+        for (one, here), (other, there) in combinations(lists, 2):
+            if one != other:
+                yield from _same_order(one, here, other, there, ordering_key)
+
+
+def _first_of_keys(index: Index, session: Session, had: set[str]) -> dict[tuple[str, int], list[history.Received]]:
+    """Returns what came live to a device for the first time in this session, by key and priority."""
+    had |= set(session.connected.known)
+    found: dict[tuple[str, int], list[history.Received]] = defaultdict(list)
+    for one in session.received:
+        content = index.contents.get(one.nonce)
+        if content is not None and content.first.ordering_key and one.live and one.notification_id not in had:
+            found[content.first.ordering_key, content.first.priority].append(one)
+        had.add(one.notification_id)
+    return found
+
+
+def _begun_before(index: Index, device: Device, key: str, found: list[history.Received]) -> Iterator[Violation]:
+    latest: tuple[float, str] = (float("-inf"), "")
+    for one in found:
+        content = index.contents[one.nonce]
+        if content.accept is not None and content.accept < latest[0]:
+            text = f"{one.notification_id} of key {key!r} came to {device.name} after {latest[1]}, which began later"
+            yield Violation("I5", text, (one.notification_id, latest[1]))
+        latest = max(latest, (content.first.at, one.notification_id))
+
+
+def _same_order(
+    one: Device, here: list[history.Received], other: Device, there: list[history.Received], key: str
+) -> Iterator[Violation]:
+    places = {received.notification_id: place for place, received in enumerate(here)}
+    common = [received.notification_id for received in there if received.notification_id in places]
+    for first, second in pairwise(common):
+        if places[second] < places[first]:
+            text = f"{first} of key {key!r} came to {other.name} before {second}, and to {one.name} after it"
+            yield Violation("I5", text, (first, second))
 
 
 def resume(index: Index, limits: Limits) -> Iterator[Violation]:

@@ -22,6 +22,16 @@ def ended(story: Story, *names: str) -> Story:
     return story.wait(60).rows("alice", *names).final(ALICE, *names)
 
 
+def at_once() -> Story:
+    """Alice is connected; "a" and "b" of one key are published at the same time."""
+    return Story().connect(ALICE).publish("a", key="k", end="nothing").publish("b", key="k").accepted("a")
+
+
+def one_after_the_other(first: str, second: str) -> Story:
+    """Alice is connected; of one key the second is published when the first was accepted."""
+    return Story().connect(ALICE).publish(first, key="k").publish(second, key="k")
+
+
 def away(story: Story) -> Story:
     """Alice's session ends and her next one begins."""
     return story.close(ALICE).wait(10).connect(ALICE, replayed=False)
@@ -131,6 +141,38 @@ LEGAL: dict[str, Callable[[], Story]] = {
     ),
     "a late frame is not shown": lambda: ended(
         one().fault(device=True).publish("b", expire=107.5).wait(4).receive(ALICE, "b", shown=False), "b", "a"
+    ),
+    "a key comes in the order of its publishes, whatever the ids": lambda: ended(
+        one_after_the_other("b", "a").receive(ALICE, "b").receive(ALICE, "a"), "b", "a"
+    ),
+    "two publishes of a key at once come in the order of their ids": lambda: ended(
+        at_once().receive(ALICE, "a").receive(ALICE, "b"), "b", "a"
+    ),
+    "two publishes of a key at once come in the other order": lambda: ended(
+        at_once().receive(ALICE, "b").receive(ALICE, "a"), "b", "a"
+    ),
+    "of two classes of a key the later may come first": lambda: ended(
+        Story()
+        .connect(ALICE)
+        .publish("a", key="k", priority=1)
+        .publish("b", key="k")
+        .receive(ALICE, "b")
+        .receive(ALICE, "a"),
+        "b",
+        "a",
+    ),
+    "what a replay brought before its key went on may come once more": lambda: ended(
+        Story()
+        .publish("a", key="k")
+        .connect(ALICE, replayed=False)
+        .receive(ALICE, "a", live=False)
+        .replayed(ALICE)
+        .publish("b", key="k")
+        .receive(ALICE, "b")
+        .publish("a", key="k")
+        .receive(ALICE, "a", shown=False),
+        "b",
+        "a",
     ),
     "a dead letter says why": lambda: ended(
         one().publish("b").terminal("alice", "b", "dead", "REFUSED").letter("b"), "a"
@@ -295,11 +337,24 @@ ILLEGAL: dict[str, tuple[str, Callable[[], Story]]] = {
     ),
     "a key loses its order without a fault": (
         "I5",
+        lambda: ended(one_after_the_other("a", "b").receive(ALICE, "b").receive(ALICE, "a"), "b", "a"),
+    ),
+    "a key loses its order, though it comes in the order of ids": (
+        "I5",
+        lambda: ended(one_after_the_other("b", "a").receive(ALICE, "a").receive(ALICE, "b"), "b", "a"),
+    ),
+    "two publishes of a key at once come to two devices in two orders": (
+        "I5",
         lambda: ended(
-            Story().connect(ALICE).publish("a", key="k").publish("b", key="k").receive(ALICE, "b").receive(ALICE, "a"),
+            at_once()
+            .connect(ALICES_LAPTOP)
+            .receive(ALICE, "b")
+            .receive(ALICES_LAPTOP, "a")
+            .receive(ALICE, "a")
+            .receive(ALICES_LAPTOP, "b"),
             "b",
             "a",
-        ),
+        ).final(ALICES_LAPTOP, "b", "a"),
     ),
     "a replay leaves something out": (
         "I6",

@@ -20,6 +20,7 @@ class Story:
         self.now = 100.0
         self.events: list[Event] = []
         self._operations = 0
+        self._last: dict[str, str] = {}
         self._sessions: dict[Device, int] = {}
         self._recipients: dict[str, tuple[str, ...]] = {}
 
@@ -54,7 +55,7 @@ class Story:
     ) -> Story:
         """Publishes content `name`; its id is `id-<name>` unless told otherwise."""
         self._operations += 1
-        operation = f"p{self._operations}"
+        operation = self._last[name] = f"p{self._operations}"
         self._recipients[name] = tuple(to)
         self.add(
             history.PublishInvoke(
@@ -90,6 +91,12 @@ class Story:
             case _:
                 assert end == "nothing"
         return self
+
+    def accepted(self, name: str) -> Story:
+        """Ends the latest publish of a content that was told without an end."""
+        return self.add(
+            history.PublishOk(at=self.now, operation=self._last[name], notification_id=_id(name), repeated=False)
+        )
 
     # ------------------------------------------------------------ devices
 
