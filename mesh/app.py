@@ -293,7 +293,7 @@ class App:
             if resource.stop is not None:
                 await self._bounded("stop", resource.name, resource.stop)
         await self._end(self._spawned, grace=0.0)
-        # In a thread: the metrics server looks up only twice a second.
+        # In a thread: it waits until the metrics server's own thread is over.
         await asyncio.to_thread(self.telemetry.close)
 
     async def _bounded(self, kind: str, name: str, step: Step) -> None:
