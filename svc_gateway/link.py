@@ -199,11 +199,12 @@ class GatewayLinks(pb_grpc.GatewayServiceServicer):
                 self._gateway.metrics.refused_draining.inc(len(keys))
                 refusals.append(_refusal(batch, index, pb.REFUSAL_KIND_DRAINING, []))
                 continue
-            if self._is_over(delivery):
+            seconds_left = self._seconds_left(delivery)
+            if seconds_left < 0.0:
                 # It waited out its time in a queue: a late offer helps nobody, and its row says the same.
                 self._gateway.metrics.expired.inc(len(keys))
                 continue
-            absent, behind = self._offer(link, delivery)
+            absent, behind = self._offer(link, delivery, seconds_left)
             if absent:
                 self._gateway.metrics.refused_absent.inc(len(absent))
                 named = absent if len(absent) < len(keys) else []
@@ -218,20 +219,20 @@ class GatewayLinks(pb_grpc.GatewayServiceServicer):
                 await asyncio.sleep(0)
         self._gateway.metrics.accepted.inc(count)
 
-    def _is_over(self, delivery: pb.Delivery) -> bool:
+    def _seconds_left(self, delivery: pb.Delivery) -> float:
         envelope = delivery.envelope
         if not envelope.HasField("expire_time"):
-            return False
-        return micros_of(envelope.expire_time) / 1e6 + _CLOCK_ALLOWANCE < self._clock.wall()
+            return float("inf")
+        return micros_of(envelope.expire_time) / 1e6 + _CLOCK_ALLOWANCE - self._clock.wall()
 
-    def _offer(self, link: _Link, delivery: pb.Delivery) -> tuple[list[str], list[str]]:
+    def _offer(self, link: _Link, delivery: pb.Delivery, seconds_left: float) -> tuple[list[str], list[str]]:
         envelope = delivery.envelope
         frame = frames.notify(envelope.notification)
         id_, revision, source, offer = envelope.notification_id, envelope.revision, link.name, self._gateway.offer
         absent: list[str] = []
         behind: list[str] = []
         for key in delivery.recipient_keys:
-            outcome = offer(key, id_, revision, source, frame)
+            outcome = offer(key, id_, revision, source, frame, seconds_left)
             if outcome is Offer.ABSENT:
                 absent.append(key)
             elif outcome is Offer.BEHIND:

@@ -261,8 +261,10 @@ class Gateway:
 
     # ------------------------------------------------------------ what delivery brings
 
-    def offer(self, recipient_key: str, id_: str, revision: int, source: str, frame: frames.Encoded) -> Offer:
-        """Offers a notification to a recipient's sessions.
+    def offer(
+        self, recipient_key: str, id_: str, revision: int, source: str, frame: frames.Encoded, seconds_left: float
+    ) -> Offer:
+        """Offers a notification to a recipient's sessions, of which none writes it once its seconds are over.
 
         Returns:
             ABSENT or BEHIND when no session took it, SEND when one did.
@@ -271,7 +273,7 @@ class Gateway:
         now = self._clock.monotonic()
         for connection in self.sessions.of(recipient_key):
             session = session_of(connection)
-            outcome = session.offer(id_, revision, source, frame, now)
+            outcome = session.offer(id_, revision, source, frame, now, now + seconds_left)
             if outcome is Offer.SEND:
                 taken = Offer.SEND
                 self.write(connection, frame)

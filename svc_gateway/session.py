@@ -44,8 +44,8 @@ _FULL_ROUND_ONE_IN = 20.0
 _OPENING, _JOINING, _QUEUED, _READING = State.OPENING, State.JOINING, State.QUEUED, State.READING
 _LIVE, _BEHIND, _CLOSING = State.LIVE, State.BEHIND, State.CLOSING
 
-# id, revision, delivery process, frame; a frame that is no notification has no id.
-_Held = tuple[str, int, str, object]
+# id, revision, delivery process, frame, end of its time; a frame that is no notification has no id.
+_Held = tuple[str, int, str, object, float]
 
 
 class Session(msgspec.Struct, gc=False, eq=False):
@@ -128,7 +128,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
 
     # ------------------------------------------------------------ what delivery offers
 
-    def offer(self, id_: str, revision: int, source: str, frame: object, now: float) -> Offer:
+    def offer(self, id_: str, revision: int, source: str, frame: object, now: float, end: float) -> Offer:
         """Tells what becomes of a live notification; the shell writes it on SEND.
 
         Args:
@@ -137,10 +137,11 @@ class Session(msgspec.Struct, gc=False, eq=False):
             source: the delivery process it came from; acks go back there.
             frame: what `SendHeld` gives back when it is held.
             now: monotonic seconds.
+            end: when its time is over; what is held until then is not written.
         """
         given = self.given
         if self.state is not _LIVE:
-            return self._keep_back((id_, revision, source, frame))
+            return self._keep_back((id_, revision, source, frame, end))
         if given is None:
             self.given = given = GivenIds()
         elif given.has(id_, revision):
@@ -151,7 +152,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
 
     def notice(self, frame: object) -> Offer:
         """Tells what becomes of a frame about changes: as an offer, but neither counted nor acked."""
-        return Offer.SEND if self.state is _LIVE else self._keep_back(("", 0, "", frame))
+        return Offer.SEND if self.state is _LIVE else self._keep_back(("", 0, "", frame, _NEVER))
 
     def _keep_back(self, held: _Held) -> Offer:
         state = self.state
@@ -262,7 +263,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
         return decisions
 
     def _go_live(self, now: float) -> Decisions:
-        """Leaves the reading and writes what was held back, unless the client has it or the socket is full."""
+        """Leaves the reading; writes what was held back, unless it is over, the client has it or the socket is full."""
         held, self.held = self.held, None
         if self.full:
             self.state = _BEHIND
@@ -270,8 +271,8 @@ class Session(msgspec.Struct, gc=False, eq=False):
         self.state = _LIVE
         frames = [
             frame
-            for id_, revision, source, frame in held or ()
-            if not id_ or self.offer(id_, revision, source, frame, now) is Offer.SEND
+            for id_, revision, source, frame, end in held or ()
+            if now <= end and (not id_ or self.offer(id_, revision, source, frame, now, end) is Offer.SEND)
         ]
         return (SendHeld(frames),) if frames else _NOTHING
 

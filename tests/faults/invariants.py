@@ -32,6 +32,7 @@ class Limits(msgspec.Struct, frozen=True):
         clock: how far a process's clock is from the history's at most; nothing on one machine.
         write: W, within which a store answers.
         wish: so late a stored wish counts.
+        travel: so long what is sent takes to a device at most, when nothing is wrong with its way.
         held: so long what is on its way to a device may stay there after a fault of that way.
         receive: so long after the last fault a connected device may lack something.
         crash: so long after a process died a device may lack what that delayed, whatever dies meanwhile.
@@ -43,6 +44,7 @@ class Limits(msgspec.Struct, frozen=True):
     clock: float = 0.0
     write: float = 5.0
     wish: float = 2.0
+    travel: float = 0.3
     held: float = 30.0
     receive: float = 30.0
     crash: float = 30.0
@@ -379,20 +381,22 @@ def consent(index: Index, limits: Limits) -> Iterator[Violation]:
 def expiry(index: Index, limits: Limits) -> Iterator[Violation]:
     """I11: nothing is shown after its time, and nothing is sent after it: what arrives late was held on its way.
 
-    It is over when S has passed since, by the clock of whoever sends it.
+    It is over when S has passed since, by the clock of whoever sends it; what is sent then takes its way.
     """
     nonces = {id_: content.nonce for id_, content in index.by_id.items()}
     on_the_way = index.faults_of(device=True)
-    seen = [(device, one.notification_id, one.at, "shown on") for device, all_ in index.shown.items() for one in all_]
+    seen = [
+        (device, one.notification_id, one.at, 0.0, "shown on") for device, all_ in index.shown.items() for one in all_
+    ]
     seen += [
-        (device, one.notification_id, one.at, "sent to")
+        (device, one.notification_id, one.at, limits.travel, "sent to")
         for device, _session, one in index.received
         if not overlapping(on_the_way, one.at - limits.held, one.at)
     ]
-    for device, notification_id, at, how in seen:
+    for device, notification_id, at, travel, how in seen:
         content = index.by_id.get(notification_id)
         expire = content.first.expire if content is not None else None
-        if expire is not None and at > expire + limits.skew + limits.clock:
+        if expire is not None and at > expire + limits.skew + limits.clock + travel:
             text = f"{notification_id} was {how} {device.name} {at - expire:.1f} s after its time"
             yield Violation("I11", text, (nonces[notification_id], notification_id))
 

@@ -131,7 +131,7 @@ def _new_id_each_time(replace: Replace) -> None:
 
 def _ignore_expiry(replace: Replace) -> None:
     replace(svc_delivery.intake, "is_expired", lambda envelope, now_us: False)
-    replace(svc_gateway.link.GatewayLinks, "_is_over", lambda self, delivery: False)
+    replace(svc_gateway.link.GatewayLinks, "_seconds_left", lambda self, delivery: float("inf"))
 
 
 def _skip_poison(replace: Replace) -> None:

@@ -217,10 +217,12 @@ class Driver:
 
     # ------------------------------------------------------------ delivery and time
 
-    def offer(self, id_: str, revision: int = 1, source: str = "delivery-1") -> Offer:
+    def offer(
+        self, id_: str, revision: int = 1, source: str = "delivery-1", *, seconds_left: float = float("inf")
+    ) -> Offer:
         """Offers a notification and writes it when it is taken."""
         frame = Notification(notification_id=id_, revision=revision).SerializeToString()
-        outcome = self.session.offer(id_, revision, source, frame, self.now)
+        outcome = self.session.offer(id_, revision, source, frame, self.now, self.now + seconds_left)
         if outcome is Offer.SEND:
             assert self.closed is None
             self._show(frame)

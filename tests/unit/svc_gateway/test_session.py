@@ -63,6 +63,26 @@ def test_a_replay_ends_with_a_checkpoint_and_then_the_held_frames() -> None:
     assert checkpoint.cursor == f"{int(driver.now * 1_000_000) - 6_000_000}.store-1"
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_what_is_over_when_the_reading_ends_is_not_written(answered: bool) -> None:
+    """A store that hangs holds a replay for seconds; what was held for it and still matters is written."""
+    driver, inbox = Driver(), Inbox()
+    driver.hello()
+    driver.run(driver.session.registered())
+    request = driver.session.begin_replay(driver.now)
+    assert request is not None
+    assert driver.offer(id_of(1), seconds_left=0.7) is Offer.HELD
+    assert driver.offer(id_of(2), seconds_left=4.0) is Offer.HELD
+    driver.now += 3.0
+    if answered:
+        driver.run(driver.session.replayed(inbox.replay(request, driver.now), driver.now))
+    else:
+        driver.run(driver.session.failed(_UNAVAILABLE, driver.now, 0.5))
+    assert driver.seen == [(id_of(2), 1)]
+    assert driver.session.given is not None
+    assert driver.session.given.unacked() == [id_of(2)]
+
+
 def test_what_the_client_names_is_not_replayed_when_it_resumes() -> None:
     """The ids named in hello are left out of the replay and of live offers."""
     driver, inbox = Driver(), Inbox()

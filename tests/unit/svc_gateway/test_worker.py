@@ -35,6 +35,7 @@ from tests.support.sessions import Inbox, id_of
 
 # Any: presence does not look at its context.
 _NO_CONTEXT: Any = None
+_FOR_LONG = 3_600.0
 _AWAY = Unavailable("away", reason="PEER_UNAVAILABLE")
 
 
@@ -379,7 +380,7 @@ async def test_marks_wait_for_a_link_before_they_are_stored_by_calls() -> None:
     """Two seconds; an absent inbox loses nothing; one that refuses them for good holds nobody up."""
     world = World()
     bench = await world.live()
-    world.gateway.offer("acme/alice", id_of(1), 1, "delivery", notify(b""))
+    world.gateway.offer("acme/alice", id_of(1), 1, "delivery", notify(b""), _FOR_LONG)
     _say_received(bench, 2)
     assert not await world.inbox.store()
     world.clock.advance(1_000.0)
@@ -408,7 +409,7 @@ async def test_marks_without_room_are_refused_and_the_session_goes_on() -> None:
     """The client sends them again later."""
     world = World()
     bench = await world.live()
-    world.gateway.offer("acme/alice", id_of(1), 1, "delivery", notify(b""))
+    world.gateway.offer("acme/alice", id_of(1), 1, "delivery", notify(b""), _FOR_LONG)
     for number in range(2, 103):
         _say_received(bench, number)
     frames = _frames(bench)
@@ -424,7 +425,7 @@ async def test_a_notification_without_json_form_disturbs_nobody() -> None:
     bench = await world.live()
     bench.connection.form = Form.TEXT
     _frames(bench)
-    assert world.gateway.offer("acme/alice", id_of(1), 1, "delivery", notify(b"\xff")) is Offer.SEND
+    assert world.gateway.offer("acme/alice", id_of(1), 1, "delivery", notify(b"\xff"), _FOR_LONG) is Offer.SEND
     assert bench.transport.sent == b""
     assert world.gateway.metrics.undecodable._value.get() == 1.0
 
