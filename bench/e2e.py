@@ -95,7 +95,7 @@ ON_ENGINES: Mapping[str, Load] = {
         Load("ten recipients 3,000/s", 3_000.0, audience=10, batch=10),
     )
 }
-_WARMING = Load("before 1,000/s", 1_000.0, batch=10)
+_WARMING = (Load("before 1,000/s", 1_000.0, batch=10), Load("ahead 3,000/s", 3_000.0, audience=10, batch=10))
 FLOORS = ("single 100/s", "one recipient 2,500/s", "ten recipients 4,000/s")
 # Compared with each other: the sessions of the second node alone, with and without the first one frozen.
 HALVES = ("half of 1,000/s", "half of 1,000/s, a node frozen")
@@ -305,7 +305,8 @@ def beside_engines(engines: Path, shapes: str, *, seconds: float, sessions: int,
     beside = {name: pids_of(named, name) for name in ("kafka", "cassandra", "redis", "postgresql")}
     if warm:
         with Installation(direct=True, engines=engines, name=f"bench{os.getpid()}warm") as installation:
-            measure(installation, _WARMING, seconds=warm, sessions=sessions)
+            for load in _WARMING:
+                measure(installation, load, seconds=warm / len(_WARMING), sessions=sessions)
     figures: list[Figures] = []
     for shape in ("direct", "mesh") if shapes == "both" else (shapes,):
         for load in ON_ENGINES.values():
@@ -358,7 +359,7 @@ def main() -> None:
         help="the loads of engines, on those that engines.json names and on embedded stores beside them",
     )
     parser.add_argument(
-        "--warm", type=float, default=40.0, metavar="SECONDS", help="of load on engines before the first figure"
+        "--warm", type=float, default=60.0, metavar="SECONDS", help="of load on engines before the first figure"
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
