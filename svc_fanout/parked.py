@@ -14,7 +14,7 @@ import msgspec
 
 from heliograph.fanout.v1 import fanout_service_pb2 as pb
 from mesh.clock import Clock
-from mesh.errors import Failure, InvalidArgument, NotFound, Violation
+from mesh.errors import DataLoss, Failure, InvalidArgument, NotFound, Violation
 from mesh.lanes import LaneReader, LaneWriter, Parked, Record, offset_of, partition_of
 from mesh.telemetry import logger
 from mesh.times import set_micros, timestamp_of
@@ -120,6 +120,8 @@ class ParkedRecords:
         return refused
 
     async def _redrive(self, name: str, record: Parked, *, validate_only: bool) -> None:
+        if record.left_out:
+            raise DataLoss(record.reason, reason="RECORD_UNDECODABLE")
         lane = self._lanes[name]
         now_us = round(self._clock.wall() * _MICROS)
         if lane.plan_again is None:
@@ -160,7 +162,7 @@ def shown(lane: str, record: Parked, *, whole: bool) -> pb.ParkedRecord:
         offset=offset_of(record.position),
         reason=record.reason,
         park_time=timestamp_of(round(record.park_time * _MICROS)),
-        size=len(record.value),
+        size=record.left_out or len(record.value),
         key=record.key if whole else b"",
         value=record.value if whole else b"",
     )

@@ -11,7 +11,7 @@ import typer
 from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
 from heliograph_cli import put_aside, texts
 from heliograph_cli.connection import Connection, Reach, connect
-from heliograph_cli.failures import FAILED, CommandFailed
+from heliograph_cli.failures import FAILED, REFUSED, CommandFailed
 from mesh.errors import Failure
 
 # A large audience is decided within one call.
@@ -36,7 +36,7 @@ async def show_one(reach: Reach, parked_id: str, *, output: Path | None, as_json
     """Prints one record, and writes its bytes to a file if wanted.
 
     Raises:
-        CommandFailed: the file cannot be written.
+        CommandFailed: the file cannot be written, or the bytes were not kept.
     """
     async with connect(reach) as connection:
         answer = await connection.call(
@@ -46,6 +46,8 @@ async def show_one(reach: Reach, parked_id: str, *, output: Path | None, as_json
             put_aside.CALLER,
         )
     if output is not None:
+        if len(answer.record.value) < answer.record.size:
+            raise CommandFailed(f"{parked_id}: {texts.printable(answer.record.reason)}", REFUSED)
         _write(output, answer.record.value)
     if as_json:
         typer.echo(texts.json_line(answer.record))

@@ -72,13 +72,17 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 class Parked(msgspec.Struct, frozen=True, gc=False):
-    """A record that could not be understood, kept with the reason and the time it was put aside."""
+    """A record that could not be understood, kept with the reason and the time it was put aside.
+
+    Of one that is too large for its store `left_out` has the size of its value, which is left out; the reason says so.
+    """
 
     position: int
     key: bytes
     value: bytes
     reason: str
     park_time: float
+    left_out: int = 0
 
 
 class Lag(msgspec.Struct, frozen=True, gc=False):

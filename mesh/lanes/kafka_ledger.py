@@ -5,8 +5,10 @@ Must not know offsets of groups. See `mesh.lanes.kafka_marks` for how they are k
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -15,11 +17,18 @@ from mesh.kafka import Cluster
 from mesh.kafka_admin import Admin
 from mesh.lanes import Parked, Stored, offset_of, partition_of
 from mesh.lanes.kafka_marks import Marks
+from mesh.lanes.kafka_topics import LARGEST_BATCH_BYTES
 
 _PARK = "parked/"
 _NOTE = "note/"
 _LIFE = "life/"
 _TOPIC = "topic/"
+
+# Beside it the mark's own key and what Kafka adds fit into what the topic takes: a larger mark is refused for ever.
+LARGEST_PARKED: Final = LARGEST_BATCH_BYTES - 64 * 1024
+# What stays of key and reason beside a value that is left out.
+_LARGEST_KEY: Final = 1_000
+_LARGEST_REASON: Final = 1_000
 
 
 class Ledger:
@@ -50,8 +59,7 @@ class Ledger:
             self._parked = {one for one in await self._marks.load() if one.startswith(_PARK)}
         if key in self._parked:
             return
-        parked = Parked(record.position, record.key, record.value, reason, self._clock.wall())
-        await self._marks.put({key: msgspec.msgpack.encode(parked)})
+        await self._marks.put({key: encode(record, reason, self._clock.wall())})
         self._parked.add(key)
 
     async def parked(self, limit: int) -> Sequence[Parked]:
@@ -120,3 +128,16 @@ class Ledger:
     async def close(self) -> None:
         """Disconnects."""
         await self._marks.close()
+
+
+def encode(record: Stored, reason: str, park_time: float) -> bytes:
+    """Returns what is kept of a record: of one that is too large the size of its value and its hash instead of it."""
+    whole = msgspec.msgpack.encode(Parked(record.position, record.key, record.value, reason, park_time))
+    if len(whole) <= LARGEST_PARKED:
+        return whole
+    size, digest = len(record.value), hashlib.sha256(record.value).hexdigest()
+    said = f"{reason[:_LARGEST_REASON]}; its {size} bytes were too large to be kept (SHA-256 {digest})"
+    key = record.key if len(record.key) <= _LARGEST_KEY else b""
+    return msgspec.msgpack.encode(
+        Parked(record.position, key, b"", f"{said}: it cannot be redriven", park_time, left_out=size)
+    )

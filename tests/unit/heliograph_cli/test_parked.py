@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
@@ -14,7 +15,8 @@ from heliograph_cli import parked, record
 from heliograph_cli.connection import Reach, connect
 from heliograph_cli.failures import REFUSED, CommandFailed
 from mesh.errors import DataLoss, NotFound
-from mesh.lanes import Record
+from mesh.lanes import Parked, Record, Stored
+from mesh.lanes.kafka_ledger import encode
 from svc_fanout.service import FanoutService
 from tests.support.dispatching import everything, refusal
 from tests.support.fanning import LANE, Fanout, fanning
@@ -113,6 +115,32 @@ async def test_the_bytes_of_a_record_go_into_a_file(
         await parked.show_one(site.reach, parked_id, output=tmp_path, as_json=False)
     with pytest.raises(NotFound):
         await parked.show_one(site.reach, "normal/9/9", output=None, as_json=False)
+
+
+async def test_a_record_without_its_bytes_says_so(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is listed with the size it had; there is nothing to write into a file, and nothing to redrive."""
+    large = encode(Stored(7, b"k", b"x" * (8 << 20), 1.0), "not understood", 8.5)
+
+    async def listed(limit: int) -> Sequence[Parked]:
+        return [msgspec.msgpack.decode(large, type=Parked)][:limit]
+
+    site.fanout.lane.parked = listed
+    said = f"its {8 << 20} bytes were too large to be kept"
+    await parked.show_list(site.reach, limit=50, as_json=False)
+    _, line, _ = capsys.readouterr().out.splitlines()
+    assert line.split()[5] == str(8 << 20)
+    assert said in line
+    file = tmp_path / "record.bin"
+    parked_id = line.split()[6]
+    with pytest.raises(CommandFailed, match=said):
+        await parked.show_one(site.reach, parked_id, output=file, as_json=False)
+    assert not file.exists()
+    for dry_run in (True, False):
+        with pytest.raises(CommandFailed) as caught:
+            await parked.redrive(site.reach, [parked_id], dry_run=dry_run)
+        assert (caught.value.code, parked_id in str(caught.value)) == (REFUSED, True)
 
 
 async def test_redriving_all_leaves_what_cannot_be_read(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
