@@ -126,6 +126,8 @@ class App:
             coroutine.close()
             raise RuntimeError("the app is not running: there is nothing yet, or any more, that could own this work")
         task = self._group.create_task(self._run_spawned(coroutine))
+        # One that is cancelled before its first step would leave the coroutine as nobody's.
+        task.add_done_callback(lambda _: coroutine.close())
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
         return task

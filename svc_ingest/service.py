@@ -265,17 +265,16 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
             elif claim is not None and closing is repeats.Closing.RELEASE:
                 released.append(claim)
         if finished:
-            await self._tell_log("finish", len(finished), self._log.finish(finished), wait=wait)
+            await self._tell_log("finish", len(finished), lambda: self._log.finish(finished), wait=wait)
         if released:
-            await self._tell_log("release", len(released), self._log.release(released), wait=wait)
+            await self._tell_log("release", len(released), lambda: self._log.release(released), wait=wait)
 
-    async def _tell_log(self, step: str, count: int, told: Coroutine[Any, Any, None], *, wait: bool) -> None:
+    async def _tell_log(self, step: str, count: int, tell: Callable[[], Awaitable[None]], *, wait: bool) -> None:
         """Waits for the log no longer than the limit; what takes longer goes on without the call, unless much does."""
         if len(self._telling) >= LOG_CALLS:
-            told.close()
             self._metrics.skip_log(step, count)
             return
-        task = self._spawn(self._tell_quietly(step, count, told))
+        task = self._spawn(self._tell_quietly(step, count, tell))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
         if not wait:
@@ -285,9 +284,9 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
             self._metrics.skip_log(step, count)
             logger().warning("request_log_skipped", step=step, requests=count, error="slow")
 
-    async def _tell_quietly(self, step: str, count: int, told: Coroutine[Any, Any, None]) -> None:
+    async def _tell_quietly(self, step: str, count: int, tell: Callable[[], Awaitable[None]]) -> None:
         try:
-            await told
+            await tell()
         except Unavailable as error:
             self._metrics.skip_log(step, count)
             logger().warning("request_log_skipped", step=step, requests=count, error=repr(error))

@@ -121,6 +121,8 @@ class Ingest:
             metrics=self.metrics,
             random=random.Random(2).random,
         )
+        # As where the process ends: what is spawned is cancelled before its first step.
+        self.gives_up = False
         self._folder = folder
         self._tasks: set[asyncio.Task[None]] = set()
         self.servicer = IngestServicer(
@@ -182,6 +184,9 @@ class Ingest:
             await coroutine
 
         task = asyncio.get_running_loop().create_task(run())
+        task.add_done_callback(lambda _: coroutine.close())
+        if self.gives_up:
+            task.cancel()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -359,6 +360,16 @@ async def test_spawned_work_may_finish_and_its_failure_ends_nothing(frame: _Fram
             assert not task.done()
     assert frame.seen == ["ready", "spawned", "unready", "cleaned", "stop"]
     assert [line["event"] for line in lines].count("spawned_work_failed") == 1
+
+
+async def test_spawned_work_that_is_cancelled_before_it_began_is_closed(frame: _Frame) -> None:
+    """Nobody else would: the interpreter would complain of a coroutine that nobody awaited."""
+    async with _running(frame.app):
+        work = _forever()
+        task = frame.app.spawn(work)
+        task.cancel()
+        await asyncio.wait({task})
+        assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
 
 async def test_spawning_outside_a_run_is_refused(frame: _Frame) -> None:

@@ -296,6 +296,15 @@ async def test_what_a_log_is_told_does_not_pile_up(world: World) -> None:
     assert sum(count for step, count in world.log.calls if step == "finish") == most
 
 
+async def test_what_is_given_up_before_it_began_leaves_nothing(world: World, recwarn: pytest.WarningsRecorder) -> None:
+    """A process that ends takes what it spawned along: nothing that was begun for it is left, and the answer stands."""
+    world.ingest.gives_up = True
+    answer = await world.ingest.publish(publish_request(id_=request_id()))
+    assert await world.texts() == [answer.event_id]
+    assert [step for step, _ in world.log.calls] == ["begin"]
+    assert [str(one.message) for one in recwarn if one.category is RuntimeWarning] == []
+
+
 async def test_a_lost_log_costs_a_second_record_not_a_second_id(run_dir: Path) -> None:
     """Where the request carries a time."""
     clock = ManualClock(NOW)
