@@ -95,6 +95,7 @@ class Link:
         # Of the marks: the last batch that is durable, and the last one that the node was told of.
         self._stored_sequence = 0
         self._told_sequence = 0
+        self._look_wanted = False
         self._draining = False
 
     @property
@@ -121,6 +122,11 @@ class Link:
         self._changes.append(change)
         self._pump()
         return True
+
+    def look(self) -> None:
+        """Has the node's sessions look into their inboxes soon; a link that is not open does that when it opens."""
+        self._look_wanted = self._stream is not None
+        self._pump()
 
     def hand_over(self) -> tuple[list[pb.Delivery], list[pb.Change]]:
         """Gives away what the node has not looked at, for the link to its next epoch; this one is over."""
@@ -216,6 +222,7 @@ class Link:
         if self._stream is not None:
             self._metrics.links.dec()
         self._stream = None
+        self._look_wanted = False
         self._outgoing.interrupt()
         # The node sends marks that were not confirmed again over its next stream.
         self._mark_batches.clear()
@@ -273,6 +280,8 @@ class Link:
             pb.DeliverRequest(stored=pb.MarksStored(sequence=self._stored_sequence))
         ):
             self._told_sequence = self._stored_sequence
+        if self._look_wanted and stream.send(pb.DeliverRequest(look=pb.LinkLook())):
+            self._look_wanted = False
         while (batch := self._outgoing.next()) is not None and stream.send(pb.DeliverRequest(batch=batch)):
             self._outgoing.sent()
             self._count_offered(batch)

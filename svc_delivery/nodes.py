@@ -20,6 +20,9 @@ from svc_delivery.ports import NodeAddress, Presence
 
 # Recipients that may wait for nodes without a link, until the list was read.
 _LARGEST_EARLY = 10_000
+# Between two looks of all sessions: half of what a connected device may have to wait, and no storm where presence fails
+# again and again.
+_LOOK_PAUSE = 15.0
 
 _Early: TypeAlias = dict[str, tuple[list[pb.Delivery], list[pb.Change]]]
 
@@ -48,6 +51,8 @@ class Links:
         self._early: _Early = {}
         self._early_count = 0
         self._wake = asyncio.Event()
+        self._missed = False
+        self._next_look = 0.0
 
     @property
     def unfinished(self) -> int:
@@ -74,6 +79,10 @@ class Links:
             waiting[1].append(change)
         return waiting is not None
 
+    def missed(self) -> None:
+        """See `ports.Nodes`."""
+        self._missed = True
+
     async def run(self) -> None:
         """Follows presence's list of nodes, for good."""
         async with asyncio.TaskGroup() as group:
@@ -95,9 +104,18 @@ class Links:
                     # A node that is not listed is gone again, and its sessions with it.
                     if node_id in self._links:
                         _hand_on(self._links[node_id][0], deliveries, changes)
+                self._look_for_missed()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll):
                         await self._wake.wait()
+
+    def _look_for_missed(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if not self._missed or now < self._next_look:
+            return
+        self._missed, self._next_look = False, now + _LOOK_PAUSE
+        for link, _ in self._links.values():
+            link.look()
 
     def _wait_for(self, node_id: str, count: int) -> tuple[list[pb.Delivery], list[pb.Change]] | None:
         """Presence names a node that is so new that it has no link: has the list read now; None when too much waits."""

@@ -2,7 +2,7 @@
 
 Path step 6: write, then look; nobody there: the next channel at once. One look-up for everything that waits. One loop,
 so inside a priority the order of rows is the order of offers; high overtakes. "Presence does not answer" is not
-"absent": it is asked again a few times, then nothing is offered and the follow-up decides.
+"absent": it is asked again a few times, then nothing is offered, the follow-up decides, and sessions look for it later.
 
 Must not wait for a node, and must not hold what it cannot hand on: rows are durable, replays and follow-ups bring them.
 """
@@ -120,6 +120,8 @@ class Offers:
             found = await self._find(list(keys))
             if found is None:
                 self._metrics.not_offered.inc(len(keys))
+                # No follow-up tells a device of what another one of its recipient acks meanwhile, after a replay.
+                self._nodes.missed()
             else:
                 self._hand_on(offers, changes, found)
             self._waiting -= count

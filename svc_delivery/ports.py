@@ -352,3 +352,7 @@ class Nodes(Protocol):
     def change(self, node_id: str, change: gateway_service_pb2.Change) -> bool:
         """Queues a change of state for sessions on a node."""
         ...
+
+    def missed(self) -> None:
+        """Takes note that something was offered to nobody; sessions of all nodes look once presence answers again."""
+        ...

@@ -109,6 +109,8 @@ class GatewayLinks(pb_grpc.GatewayServiceServicer):
                 case "changes":
                     for change in frame.changes.changes:
                         self._gateway.change(change)
+                case "look":
+                    self._gateway.look_soon(_LOOK_WITHIN)
                 case "ping":
                     pass
                 case "open":

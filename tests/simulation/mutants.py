@@ -218,7 +218,15 @@ MUTANTS: Sequence[Mutant] = (
         _drop_when_full,
         script(events(80, 8.0, size=3_500), *cuts("device:r0/0", 2.0, 9.0)),
     ),
-    Mutant("presence that forgot is trusted", _trust_presence, script(events(30), *crash("presence", 3.0, 6.0))),
+    Mutant(
+        "presence that forgot is trusted",
+        _trust_presence,
+        # Nothing is offered while it is away: sessions would look for that.
+        script(
+            [Act(at=8.0 + number / 4, kind="publish", number=2 * number, numbers=(0, 1)) for number in range(20)],
+            *crash("presence", 3.0),
+        ),
+    ),
     Mutant(
         "wishes are remembered for ever",
         _wishes_for_ever,

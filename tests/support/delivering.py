@@ -75,9 +75,11 @@ class InProcessNodes:
         offered: node, event and recipients, in order.
         changed: node and change, in order.
         closed: nodes that take nothing.
+        missed_count: how often something was offered to nobody.
     """
 
     def __init__(self) -> None:
+        self.missed_count = 0
         self.offered: list[tuple[str, envelope_pb2.Envelope, list[str]]] = []
         self.changed: list[tuple[str, gateway_service_pb2.Change]] = []
         self.closed: set[str] = set()
@@ -95,6 +97,10 @@ class InProcessNodes:
             return False
         self.changed.append((node_id, change))
         return True
+
+    def missed(self) -> None:
+        """See the port."""
+        self.missed_count += 1
 
 
 class InProcessMarks:

@@ -182,6 +182,11 @@ class GatewayEnd(gateway_service_pb2_grpc.GatewayServiceServicer):
         return [change for far in self.streams for frame in far.frames for change in frame.changes.changes]
 
     @property
+    def look_count(self) -> int:
+        """How often the node was told to look."""
+        return sum(frame.HasField("look") for far in self.streams for frame in far.frames)
+
+    @property
     def stored(self) -> list[int]:
         """The numbers of the marks that were confirmed."""
         return [frame.stored.sequence for far in self.streams for frame in far.frames if frame.HasField("stored")]

@@ -127,6 +127,27 @@ async def test_a_silent_presence_drops_no_link(nodes: Nodes, run_dir: Path) -> N
         assert len(first.streams) == 1
 
 
+async def test_sessions_look_once_presence_answers_again(nodes: Nodes, run_dir: Path) -> None:
+    """What was offered to nobody may be acked by another device: each node is told to look, and seldom."""
+    nodes.presence.listed = [FIRST, SECOND]
+    async with two_ends(run_dir) as (first, second), running(nodes.links.run):
+        await until(lambda: nodes.links.unfinished == 0 and len(first.streams) == len(second.streams) == 1)
+        assert nodes.offer("gw-a-0", 1)
+        assert nodes.offer("gw-a-1", 2)
+        await until(lambda: len(events(first)) == len(events(second)) == 1)
+        nodes.presence.failure = Unavailable("no presence", reason="PEER_UNAVAILABLE")
+        nodes.links.missed()
+        listings = nodes.presence.listings
+        await until(lambda: nodes.presence.listings >= listings + 3)
+        assert (first.look_count, second.look_count) == (0, 0)
+        nodes.presence.failure = None
+        await until(lambda: first.look_count == second.look_count == 1)
+        nodes.links.missed()
+        listings = nodes.presence.listings
+        await until(lambda: nodes.presence.listings >= listings + 3)
+        assert (first.look_count, second.look_count) == (1, 1)
+
+
 async def test_a_new_epoch_gets_a_new_link_and_what_was_left(nodes: Nodes, run_dir: Path) -> None:
     """A node that came back, or lost its lease, gets what the old link had not got rid of, in order."""
     nodes.presence.listed = [FIRST]

@@ -140,10 +140,12 @@ async def test_a_presence_that_does_not_answer_offers_nothing_and_settles_nothin
     assert case.nodes.offered == []
     assert not case.is_settled("acme/b", 1)
     assert (case.count("presence_failures_total"), case.count("not_offered_total")) == (2, 2)
+    assert case.nodes.missed_count == 1
     case.presence.failure = None
     case.offers.add([offer(2, "acme/a")])
     await case.handed_on()
     assert offered(case.nodes) == [("n1", id_of(2), ["acme/a"])]
+    assert case.nodes.missed_count == 1
 
 
 async def test_a_presence_that_comes_back_is_asked_again(case: Case) -> None:

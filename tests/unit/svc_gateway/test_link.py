@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,18 @@ async def test_what_was_over_before_it_arrived_is_offered_to_nobody(node: Node) 
         assert result.refusals == []
         await device.has(id_of(2))
         assert device.ids == [id_of(2)]
+
+
+async def test_sessions_look_when_they_are_told_to(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What delivery stored and could offer to nobody comes by a look, long before the next round."""
+    # The link is there first: its opening has nobody look.
+    async with node.running(), node.link() as link, node.device() as device:
+        await link.result(link.offer(delivery_of(id_of(1), ALICE)))
+        await device.has(id_of(1))
+        monkeypatch.setattr("svc_gateway.link._LOOK_WITHIN", 0.0)
+        node.inbox.of(ALICE).write(id_of(2), 1, time.time())
+        link.send(look=pb.LinkLook())
+        await device.has(id_of(2))
 
 
 async def test_frames_of_an_unknown_kind_are_counted_and_ignored(node: Node) -> None:

@@ -27,7 +27,7 @@ from heliograph.type.v1 import envelope_pb2 as heliograph_dot_type_dot_v1_dot_en
 from heliograph.type.v1 import notification_pb2 as heliograph_dot_type_dot_v1_dot_notification__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+heliograph/gateway/v1/gateway_service.proto\x12\x15heliograph.gateway.v1\x1a!heliograph/access/v1/access.proto\x1a!heliograph/type/v1/envelope.proto\x1a%heliograph/type/v1/notification.proto\"\x9e\x02\n\x0e\x44\x65liverRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.heliograph.gateway.v1.LinkOpenH\x00\x12\x34\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32#.heliograph.gateway.v1.DeliverBatchH\x00\x12\x34\n\x06stored\x18\x03 \x01(\x0b\x32\".heliograph.gateway.v1.MarksStoredH\x00\x12\x35\n\x07\x63hanges\x18\x04 \x01(\x0b\x32\".heliograph.gateway.v1.ChangeBatchH\x00\x12/\n\x04ping\x18\x05 \x01(\x0b\x32\x1f.heliograph.gateway.v1.LinkPingH\x00\x42\x07\n\x05\x66rame\"\x88\x01\n\x08LinkOpen\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x13\n\x0b\x64\x65livery_id\x18\x02 \x01(\t\x12\x16\n\x0e\x64\x65livery_epoch\x18\x03 \x01(\x03\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x12\n\nnode_epoch\x18\x05 \x01(\x03\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\t\"U\n\x0c\x44\x65liverBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x33\n\ndeliveries\x18\x02 \x03(\x0b\x32\x1f.heliograph.gateway.v1.Delivery\"R\n\x08\x44\x65livery\x12.\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\x16\n\x0erecipient_keys\x18\x02 \x03(\t\"\x1f\n\x0bMarksStored\x12\x10\n\x08sequence\x18\x01 \x01(\x03\"=\n\x0b\x43hangeBatch\x12.\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1d.heliograph.gateway.v1.Change\"\xce\x01\n\x06\x43hange\x12\x15\n\rrecipient_key\x18\x01 \x01(\t\x12\x31\n\x04refs\x18\x02 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12\x34\n\x05state\x18\x03 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\x12*\n\x06unread\x18\x04 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\x12\x18\n\x10origin_device_id\x18\x05 \x01(\t\"\x1f\n\x08LinkPing\x12\x13\n\x0bping_number\x18\x01 \x01(\x03\"\x9c\x02\n\x0f\x44\x65liverResponse\x12\x31\n\x05ready\x18\x01 \x01(\x0b\x32 .heliograph.gateway.v1.LinkReadyH\x00\x12\x36\n\x06result\x18\x02 \x01(\x0b\x32$.heliograph.gateway.v1.DeliverResultH\x00\x12\x31\n\x05marks\x18\x03 \x01(\x0b\x32 .heliograph.gateway.v1.MarkBatchH\x00\x12/\n\x04ping\x18\x04 \x01(\x0b\x32\x1f.heliograph.gateway.v1.LinkPingH\x00\x12\x31\n\x05\x64rain\x18\x05 \x01(\x0b\x32 .heliograph.gateway.v1.LinkDrainH\x00\x42\x07\n\x05\x66rame\"\xa0\x01\n\tLinkReady\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nnode_epoch\x18\x03 \x01(\x03\x12\x16\n\x0etaken_sequence\x18\x04 \x01(\x03\x12\x14\n\x0cwindow_count\x18\x05 \x01(\x05\x12\x14\n\x0cwindow_bytes\x18\x06 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x03(\t\"a\n\rDeliverResult\x12\x16\n\x0etaken_sequence\x18\x01 \x01(\x03\x12\x38\n\x08refusals\x18\x02 \x03(\x0b\x32&.heliograph.gateway.v1.DeliveryRefusal\"\x85\x01\n\x0f\x44\x65liveryRefusal\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x16\n\x0e\x64\x65livery_index\x18\x02 \x01(\x05\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".heliograph.gateway.v1.RefusalKind\x12\x16\n\x0erecipient_keys\x18\x04 \x03(\t\"F\n\tMarkBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\'\n\x05marks\x18\x02 \x03(\x0b\x32\x18.heliograph.type.v1.Mark\"\x0b\n\tLinkDrain*x\n\x0bRefusalKind\x12\x1c\n\x18REFUSAL_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13REFUSAL_KIND_ABSENT\x10\x01\x12\x17\n\x13REFUSAL_KIND_BEHIND\x10\x02\x12\x19\n\x15REFUSAL_KIND_DRAINING\x10\x03\x32u\n\x0eGatewayService\x12\x63\n\x07\x44\x65liver\x12%.heliograph.gateway.v1.DeliverRequest\x1a&.heliograph.gateway.v1.DeliverResponse\"\x05\x82\xce\x18\x01\x06(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+heliograph/gateway/v1/gateway_service.proto\x12\x15heliograph.gateway.v1\x1a!heliograph/access/v1/access.proto\x1a!heliograph/type/v1/envelope.proto\x1a%heliograph/type/v1/notification.proto\"\xcf\x02\n\x0e\x44\x65liverRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.heliograph.gateway.v1.LinkOpenH\x00\x12\x34\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32#.heliograph.gateway.v1.DeliverBatchH\x00\x12\x34\n\x06stored\x18\x03 \x01(\x0b\x32\".heliograph.gateway.v1.MarksStoredH\x00\x12\x35\n\x07\x63hanges\x18\x04 \x01(\x0b\x32\".heliograph.gateway.v1.ChangeBatchH\x00\x12/\n\x04ping\x18\x05 \x01(\x0b\x32\x1f.heliograph.gateway.v1.LinkPingH\x00\x12/\n\x04look\x18\x06 \x01(\x0b\x32\x1f.heliograph.gateway.v1.LinkLookH\x00\x42\x07\n\x05\x66rame\"\n\n\x08LinkLook\"\x88\x01\n\x08LinkOpen\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x13\n\x0b\x64\x65livery_id\x18\x02 \x01(\t\x12\x16\n\x0e\x64\x65livery_epoch\x18\x03 \x01(\x03\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x12\n\nnode_epoch\x18\x05 \x01(\x03\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\t\"U\n\x0c\x44\x65liverBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x33\n\ndeliveries\x18\x02 \x03(\x0b\x32\x1f.heliograph.gateway.v1.Delivery\"R\n\x08\x44\x65livery\x12.\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\x16\n\x0erecipient_keys\x18\x02 \x03(\t\"\x1f\n\x0bMarksStored\x12\x10\n\x08sequence\x18\x01 \x01(\x03\"=\n\x0b\x43hangeBatch\x12.\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1d.heliograph.gateway.v1.Change\"\xce\x01\n\x06\x43hange\x12\x15\n\rrecipient_key\x18\x01 \x01(\t\x12\x31\n\x04refs\x18\x02 \x03(\x0b\x32#.heliograph.type.v1.NotificationRef\x12\x34\n\x05state\x18\x03 \x01(\x0e\x32%.heliograph.type.v1.NotificationState\x12*\n\x06unread\x18\x04 \x01(\x0b\x32\x1a.heliograph.type.v1.Unread\x12\x18\n\x10origin_device_id\x18\x05 \x01(\t\"\x1f\n\x08LinkPing\x12\x13\n\x0bping_number\x18\x01 \x01(\x03\"\x9c\x02\n\x0f\x44\x65liverResponse\x12\x31\n\x05ready\x18\x01 \x01(\x0b\x32 .heliograph.gateway.v1.LinkReadyH\x00\x12\x36\n\x06result\x18\x02 \x01(\x0b\x32$.heliograph.gateway.v1.DeliverResultH\x00\x12\x31\n\x05marks\x18\x03 \x01(\x0b\x32 .heliograph.gateway.v1.MarkBatchH\x00\x12/\n\x04ping\x18\x04 \x01(\x0b\x32\x1f.heliograph.gateway.v1.LinkPingH\x00\x12\x31\n\x05\x64rain\x18\x05 \x01(\x0b\x32 .heliograph.gateway.v1.LinkDrainH\x00\x42\x07\n\x05\x66rame\"\xa0\x01\n\tLinkReady\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nnode_epoch\x18\x03 \x01(\x03\x12\x16\n\x0etaken_sequence\x18\x04 \x01(\x03\x12\x14\n\x0cwindow_count\x18\x05 \x01(\x05\x12\x14\n\x0cwindow_bytes\x18\x06 \x01(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x07 \x03(\t\"a\n\rDeliverResult\x12\x16\n\x0etaken_sequence\x18\x01 \x01(\x03\x12\x38\n\x08refusals\x18\x02 \x03(\x0b\x32&.heliograph.gateway.v1.DeliveryRefusal\"\x85\x01\n\x0f\x44\x65liveryRefusal\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x16\n\x0e\x64\x65livery_index\x18\x02 \x01(\x05\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".heliograph.gateway.v1.RefusalKind\x12\x16\n\x0erecipient_keys\x18\x04 \x03(\t\"F\n\tMarkBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\'\n\x05marks\x18\x02 \x03(\x0b\x32\x18.heliograph.type.v1.Mark\"\x0b\n\tLinkDrain*x\n\x0bRefusalKind\x12\x1c\n\x18REFUSAL_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13REFUSAL_KIND_ABSENT\x10\x01\x12\x17\n\x13REFUSAL_KIND_BEHIND\x10\x02\x12\x19\n\x15REFUSAL_KIND_DRAINING\x10\x03\x32u\n\x0eGatewayService\x12\x63\n\x07\x44\x65liver\x12%.heliograph.gateway.v1.DeliverRequest\x1a&.heliograph.gateway.v1.DeliverResponse\"\x05\x82\xce\x18\x01\x06(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,36 +36,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GATEWAYSERVICE'].methods_by_name['Deliver']._loaded_options = None
   _globals['_GATEWAYSERVICE'].methods_by_name['Deliver']._serialized_options = b'\202\316\030\001\006'
-  _globals['_REFUSALKIND']._serialized_start=1886
-  _globals['_REFUSALKIND']._serialized_end=2006
+  _globals['_REFUSALKIND']._serialized_start=1947
+  _globals['_REFUSALKIND']._serialized_end=2067
   _globals['_DELIVERREQUEST']._serialized_start=180
-  _globals['_DELIVERREQUEST']._serialized_end=466
-  _globals['_LINKOPEN']._serialized_start=469
-  _globals['_LINKOPEN']._serialized_end=605
-  _globals['_DELIVERBATCH']._serialized_start=607
-  _globals['_DELIVERBATCH']._serialized_end=692
-  _globals['_DELIVERY']._serialized_start=694
-  _globals['_DELIVERY']._serialized_end=776
-  _globals['_MARKSSTORED']._serialized_start=778
-  _globals['_MARKSSTORED']._serialized_end=809
-  _globals['_CHANGEBATCH']._serialized_start=811
-  _globals['_CHANGEBATCH']._serialized_end=872
-  _globals['_CHANGE']._serialized_start=875
-  _globals['_CHANGE']._serialized_end=1081
-  _globals['_LINKPING']._serialized_start=1083
-  _globals['_LINKPING']._serialized_end=1114
-  _globals['_DELIVERRESPONSE']._serialized_start=1117
-  _globals['_DELIVERRESPONSE']._serialized_end=1401
-  _globals['_LINKREADY']._serialized_start=1404
-  _globals['_LINKREADY']._serialized_end=1564
-  _globals['_DELIVERRESULT']._serialized_start=1566
-  _globals['_DELIVERRESULT']._serialized_end=1663
-  _globals['_DELIVERYREFUSAL']._serialized_start=1666
-  _globals['_DELIVERYREFUSAL']._serialized_end=1799
-  _globals['_MARKBATCH']._serialized_start=1801
-  _globals['_MARKBATCH']._serialized_end=1871
-  _globals['_LINKDRAIN']._serialized_start=1873
-  _globals['_LINKDRAIN']._serialized_end=1884
-  _globals['_GATEWAYSERVICE']._serialized_start=2008
-  _globals['_GATEWAYSERVICE']._serialized_end=2125
+  _globals['_DELIVERREQUEST']._serialized_end=515
+  _globals['_LINKLOOK']._serialized_start=517
+  _globals['_LINKLOOK']._serialized_end=527
+  _globals['_LINKOPEN']._serialized_start=530
+  _globals['_LINKOPEN']._serialized_end=666
+  _globals['_DELIVERBATCH']._serialized_start=668
+  _globals['_DELIVERBATCH']._serialized_end=753
+  _globals['_DELIVERY']._serialized_start=755
+  _globals['_DELIVERY']._serialized_end=837
+  _globals['_MARKSSTORED']._serialized_start=839
+  _globals['_MARKSSTORED']._serialized_end=870
+  _globals['_CHANGEBATCH']._serialized_start=872
+  _globals['_CHANGEBATCH']._serialized_end=933
+  _globals['_CHANGE']._serialized_start=936
+  _globals['_CHANGE']._serialized_end=1142
+  _globals['_LINKPING']._serialized_start=1144
+  _globals['_LINKPING']._serialized_end=1175
+  _globals['_DELIVERRESPONSE']._serialized_start=1178
+  _globals['_DELIVERRESPONSE']._serialized_end=1462
+  _globals['_LINKREADY']._serialized_start=1465
+  _globals['_LINKREADY']._serialized_end=1625
+  _globals['_DELIVERRESULT']._serialized_start=1627
+  _globals['_DELIVERRESULT']._serialized_end=1724
+  _globals['_DELIVERYREFUSAL']._serialized_start=1727
+  _globals['_DELIVERYREFUSAL']._serialized_end=1860
+  _globals['_MARKBATCH']._serialized_start=1862
+  _globals['_MARKBATCH']._serialized_end=1932
+  _globals['_LINKDRAIN']._serialized_start=1934
+  _globals['_LINKDRAIN']._serialized_end=1945
+  _globals['_GATEWAYSERVICE']._serialized_start=2069
+  _globals['_GATEWAYSERVICE']._serialized_end=2186
 # @@protoc_insertion_point(module_scope)

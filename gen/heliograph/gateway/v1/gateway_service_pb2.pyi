@@ -60,6 +60,7 @@ class DeliverRequest(_message.Message):
     STORED_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
+    LOOK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___LinkOpen:
         """First, once."""
@@ -80,6 +81,10 @@ class DeliverRequest(_message.Message):
     def ping(self) -> Global___LinkPing:
         """Every second, both ways."""
 
+    @_builtins.property
+    def look(self) -> Global___LinkLook:
+        """Something may not have been offered, because presence did not answer for a time."""
+
     def __init__(
         self,
         *,
@@ -88,16 +93,34 @@ class DeliverRequest(_message.Message):
         stored: Global___MarksStored | None = ...,
         changes: Global___ChangeBatch | None = ...,
         ping: Global___LinkPing | None = ...,
+        look: Global___LinkLook | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "changes", b"changes", "frame", b"frame", "open", b"open", "ping", b"ping", "stored", b"stored"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "changes", b"changes", "frame", b"frame", "look", b"look", "open", b"open", "ping", b"ping", "stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "changes", b"changes", "frame", b"frame", "open", b"open", "ping", b"ping", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "changes", b"changes", "frame", b"frame", "look", b"look", "open", b"open", "ping", b"ping", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["open", "batch", "stored", "changes", "ping"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["open", "batch", "stored", "changes", "ping", "look"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
 Global___DeliverRequest: _TypeAlias = DeliverRequest  # noqa: Y015
+
+@_typing.final
+class LinkLook(_message.Message):
+    """Has every session of the node look into its inbox within ten seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkLook: _TypeAlias = LinkLook  # noqa: Y015
 
 @_typing.final
 class LinkOpen(_message.Message):
