@@ -146,10 +146,10 @@ async def test_what_is_done_is_committed_before_partitions_leave(
     assert lane.commits == [position_of(1, 5)]
 
 
-async def test_nothing_is_read_while_the_clock_is_doubtful(lane: SharedLane) -> None:
-    """What is over would be judged by a wrong time; a drain ends the wait."""
-    machine = ManualClock()
-    flight = Flight(
+def on_machine(lane: SharedLane, machine: ManualClock) -> Flight:
+    """A flight on a machine whose clock may be set; reading the lane is refused."""
+    lane.refuses.add("read")
+    return Flight(
         lane="normal",
         reader=lane,
         delivery=InProcessDelivery(),
@@ -161,7 +161,12 @@ async def test_nothing_is_read_while_the_clock_is_doubtful(lane: SharedLane) -> 
         read_wait=0.01,
         first_retry=0.001,
     )
-    lane.refuses.add("read")
+
+
+async def test_nothing_is_read_while_the_clock_is_doubtful(lane: SharedLane) -> None:
+    """What is over would be judged by a wrong time; a drain ends the wait."""
+    machine = ManualClock()
+    flight = on_machine(lane, machine)
     machine.step_wall(3_600.0)
     reading = asyncio.create_task(flight.read(1))
     await asyncio.sleep(0)
@@ -172,19 +177,7 @@ async def test_nothing_is_read_while_the_clock_is_doubtful(lane: SharedLane) -> 
 async def test_reading_goes_on_when_the_clock_is_right_again(lane: SharedLane) -> None:
     """Nobody has to start anything."""
     machine = ManualClock()
-    flight = Flight(
-        lane="normal",
-        reader=lane,
-        delivery=InProcessDelivery(),
-        clock=SteadyClock(machine),
-        metrics=Metrics(Telemetry("fanout")),
-        batches_in_flight=8,
-        commit_interval=60.0,
-        trace=None,
-        read_wait=0.01,
-        first_retry=0.001,
-    )
-    lane.refuses.add("read")
+    flight = on_machine(lane, machine)
     machine.step_wall(-3_600.0)
     reading = asyncio.create_task(flight.read(1))
     await asyncio.sleep(0)
