@@ -88,7 +88,7 @@ scenarios: $(READY) ## the scenarios; SHAPE=loop, processes or mesh; STORES=engi
 faults: $(READY) ## faults under load, judged, and simulated ones; ends in a scoreboard (quick set)
 	@$(BIN)/python -m tests.faults.board quick
 
-faults-full: $(READY) ## all of it: 2,000 seeds, every mutant, larger crowds, the engines killed
+faults-full: $(READY) ## all of it, in an hour: 2,000 seeds, every mutant, a million deliveries, larger crowds, the engines killed
 	@$(BIN)/python -m tests.faults.board full
 
 faults-engines: $(READY) ## the engines killed in the middle of a run: HELIOGRAPH_ENGINES names a set of one's own

@@ -130,7 +130,12 @@ def scoreboard(runs: Sequence[RunResult], simulated: Simulated, failed: Sequence
     times = "  seconds until all that was under way meanwhile had come:"
     crowds = [f"    {fault.evidence}" for fault in shown if fault.row == _CROWD]
     title = ["  crowds that came back to nodes:"] if crowds else []
-    return "\n".join(["== scoreboard", *table, times, *_times(made), *title, *crowds])
+    seeded = [
+        f"  chosen by seed {run.seed}: {len(run.faults)} faults in {run.deliveries:,} deliveries, {run.lost} lost"
+        for run in runs
+        if run.seed is not None
+    ]
+    return "\n".join(["== scoreboard", *table, *seeded, times, *_times(made), *title, *crowds])
 
 
 def _per_million(part: int, whole: int) -> str:

@@ -61,6 +61,7 @@ class RunResult(msgspec.Struct, frozen=True):
         settled: seconds until all was quiet; None: it never was.
         faults: that were made.
         violated: the invariants that are broken, each once.
+        seed: that chose its faults; None: the test names them.
     """
 
     test: str
@@ -78,6 +79,7 @@ class RunResult(msgspec.Struct, frozen=True):
     settled: float | None
     faults: tuple[FaultResult, ...]
     violated: tuple[str, ...]
+    seed: int | None = None
 
 
 @asynccontextmanager
@@ -91,6 +93,7 @@ async def judged(
     url: Callable[[int], str] | None = None,
     connect: float = 30.0,
     settle: float = SETTLE_LIMIT_S,
+    seed: int | None = None,
 ) -> AsyncIterator[Run]:
     """Opens a run under load; when the context ends all must come to rest, is read, and must be valid.
 
@@ -103,6 +106,7 @@ async def judged(
         url: where the device of a number connects; None: at the nodes in turn, or at the edge.
         connect: seconds in which all devices must be there.
         settle: seconds in which all must come to rest.
+        seed: that chooses what the test does; the scoreboard names it.
 
     Raises:
         AssertionError: the verdict is not "valid"; the text has the timelines.
@@ -119,7 +123,7 @@ async def judged(
     index = Index([line for log in logs for line in log.lines])
     plan = Plan(publishes=30, sessions=recipients, faults=len(index.faults))
     verdict = check(logs, plan)
-    keep(result(verdict, index))
+    keep(result(verdict, index, seed))
     assert verdict.state == "valid", f"{report(verdict)}\nlogs: {folder}"
     shutil.rmtree(folder)
 
@@ -128,7 +132,7 @@ def _logs(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.jsonl"))
 
 
-def result(verdict: Verdict, index: Index) -> RunResult:
+def result(verdict: Verdict, index: Index, seed: int | None = None) -> RunResult:
     """Draws from a verdict what the scoreboard shows."""
     figures, broken = verdict.figures, [violation.invariant for violation in verdict.violations]
     settled = [one.seconds for one in index.settled]
@@ -152,6 +156,7 @@ def result(verdict: Verdict, index: Index) -> RunResult:
             for operation, fault in index.faults.items()
         ),
         violated=tuple(sorted(set(broken))),
+        seed=seed,
     )
 
 

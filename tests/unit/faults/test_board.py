@@ -51,6 +51,14 @@ def test_how_soon_crowds_come_back_is_shown() -> None:
     assert board.splitlines()[-2:] == ["  crowds that came back to nodes:", f"    {crowd.evidence}"]
 
 
+def test_a_run_whose_faults_a_seed_chose_can_be_made_again() -> None:
+    """The seed is named, with what it came to; a run without one is only added up."""
+    many = msgspec.structs.replace(_VALID, deliveries=1_020_000, seed=7)
+    board = scoreboard([_VALID, many], Simulated(), [])
+    assert "  chosen by seed 7: 2 faults in 1,020,000 deliveries, 0 lost" in board.splitlines()
+    assert board.count("chosen by seed") == 1
+
+
 def test_a_run_that_is_not_valid_shows() -> None:
     """Its faults were not survived, and what it lost is counted."""
     lossy = msgspec.structs.replace(_VALID, state="invalid", lost=3, shown_twice=1, gaps=2, wrong_counts=4)
