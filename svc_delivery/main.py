@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from heliograph.access.v1 import access_pb2
 from heliograph.delivery.v1 import (
@@ -35,6 +36,7 @@ from svc_delivery.nodes import Links
 from svc_delivery.offers import Offers
 from svc_delivery.peers import GrpcPrefs, GrpcPresence
 from svc_delivery.ports import MarkWrite, NodeAddress
+from svc_delivery.ports_channels import Senders
 from svc_delivery.redrive import Redriver
 from svc_delivery.rows import Rows
 from svc_delivery.service import DeliveryService
@@ -52,10 +54,17 @@ _REMEMBER = 15.0
 # What is offered gets a second to leave before the process does; a follow-up finds what did not.
 _FLUSH_LOOKS = 100
 _FLUSH_PAUSE = 0.01
+_NO_SENDERS: Final[Senders] = {}
 
 
-def wire(app: App, settings: DeliverySettings) -> None:
-    """Builds the process; nothing runs yet."""
+def wire(app: App, settings: DeliverySettings, senders: Senders = _NO_SENDERS) -> None:
+    """Builds the process; nothing runs yet.
+
+    Args:
+        app: the process.
+        settings: its settings.
+        senders: ways out over channels beyond inbox and live; a plan that names one without a sender passes over it.
+    """
     metrics = Metrics(app.telemetry)
     trace = path_tracer() if settings.trace_log else None
     store = _store(app, settings)
@@ -123,8 +132,7 @@ def wire(app: App, settings: DeliverySettings) -> None:
         inbox=store.inbox,
         cells=store.steps,
         wishes=wishes,
-        # No channel beyond inbox and live has a sender yet; a plan that names one passes over it.
-        senders={},
+        senders=senders,
         metrics=metrics,
         now_us=counts.now_us,
     )

@@ -58,6 +58,7 @@ class Cluster:
         environ: settings of services, such as `HELIOGRAPH_GATEWAY_SESSION_AGE`.
         arguments: further flags of `heliograph up`.
         stores: other places of engines than the shared ones, as in an engines.json; they count on engines only.
+        program: the module that is run as the command.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Cluster:
         environ: Mapping[str, str] | None = None,
         arguments: tuple[str, ...] = (),
         stores: Mapping[str, str | int] | None = None,
+        program: str = "heliograph_cli",
     ) -> None:
         self.shape = shape
         self.place: Folders = folders(folder / "state", str(folder))
@@ -81,6 +83,7 @@ class Cluster:
         self._trace = trace
         self._arguments = arguments
         self._stores = stores or {}
+        self._program = program
         # XDG_RUNTIME_DIR: the sockets lie in the test's folder and go with it.
         self._environ = {**os.environ, **(environ or {}), "XDG_RUNTIME_DIR": str(folder)}
         self._output = folder / "up.out"
@@ -121,7 +124,7 @@ class Cluster:
         flags += ["--trace"] if self._trace else []
         if self.on_engines:
             flags += ["--engines", str(self._engines_file()), "--name", self.name, "--create"]
-        command = [sys.executable, "-m", "heliograph_cli", "up", *flags]
+        command = [sys.executable, "-m", self._program, "up", *flags]
         with self._output.open("ab") as output:
             # The wrapper ends it with the test run, however that ends.
             self._up = await asyncio.create_subprocess_exec(

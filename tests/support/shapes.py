@@ -33,6 +33,7 @@ async def running(
     trace: bool = False,
     settings: Mapping[str, str] | None = None,
     stores: Mapping[str, str | int] | None = None,
+    program: str = "heliograph_cli",
 ) -> AsyncIterator[Cluster]:
     """Runs a cluster while the context is open.
 
@@ -42,12 +43,19 @@ async def running(
         trace: log every step of every event.
         settings: of services, without their common prefix: "GATEWAY_SESSION_AGE".
         stores: other places of engines than the shared ones, as in an engines.json.
+        program: the module that is run as the command.
     """
     folder = Path(tempfile.mkdtemp(prefix="hg-"))
     environ = {f"HELIOGRAPH_{name}": value for name, value in (settings or {}).items()}
     try:
         async with Cluster(
-            folder, shape=shape, gateways=gateways, trace=trace, environ=environ, stores=stores
+            folder,
+            shape=shape,
+            gateways=gateways,
+            trace=trace,
+            environ=environ,
+            stores=stores,
+            program=program,
         ) as cluster:
             yield cluster
     finally:
