@@ -2,7 +2,8 @@
 
 A process goes by a `SteadyClock`. When the machine's clock is set while the process runs, nobody can tell whether it
 was right before or is right now; so the process keeps its own time, and takes no work until both agree again or it is
-started anew. Must not be read inside a service's rules: they get times as arguments.
+started anew. The same goes for a clock that another machine's contradicts. Must not be read inside a service's rules:
+they get times as arguments.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _MICROS = 1_000_000
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 # Half of what the clocks of two processes may differ by: two that are each within it are within that.
 LARGEST_STEP_S: Final = 0.5
+# Comparisons with a peer that must all contradict before a clock that one confirmed is doubted.
+_DOUBTS: Final = 3
 # When a refused caller may come again, in seconds.
 _COME_AGAIN_S: Final = 1.0
 
@@ -34,7 +37,7 @@ class Clock(Protocol):
         ...
 
     def agrees(self) -> bool:
-        """Says whether times of this clock may be written: False once it was set since the process began."""
+        """Says whether times of this clock may be written: not where it was set, or where a peer contradicts it."""
         ...
 
 
@@ -67,6 +70,9 @@ class SteadyClock:
         self._largest_step = largest_step
         self._start_monotonic = clock.monotonic()
         self._start = clock.wall()
+        self._peer_apart = 0.0
+        # The first word of a peer counts: two clocks that never agreed must not both be written.
+        self._doubts, self._doubts_allowed = 0, 0
 
     def wall(self) -> float:
         """Returns Unix time in seconds as it was when the process began, plus what has passed since."""
@@ -80,9 +86,27 @@ class SteadyClock:
         """Returns how many seconds the machine's wall clock is ahead of this one; negative when it is behind."""
         return self._clock.wall() - self.wall()
 
+    def peer_apart(self) -> float:
+        """Returns how many seconds the peer that was last compared is ahead of this clock; 0 before the first."""
+        return self._peer_apart
+
+    def compare(self, peer: float, *, asked: float, answered: float) -> None:
+        """Takes what the clock of a process on another machine showed.
+
+        Args:
+            peer: its Unix time in seconds, at some moment between the two others.
+            asked: `wall` before it was asked.
+            answered: `wall` when its answer was there; what the way took is no difference.
+        """
+        self._peer_apart = peer - (asked + answered) / 2
+        if abs(self._peer_apart) > self._largest_step + (answered - asked) / 2:
+            self._doubts += 1
+        else:
+            self._doubts, self._doubts_allowed = 0, _DOUBTS - 1
+
     def agrees(self) -> bool:
-        """Says whether the machine's wall clock still shows what this one does. Looks now; cheap."""
-        return abs(self.apart()) <= self._largest_step
+        """Says whether the machine's wall clock still shows what this one does, and no peer contradicts. Cheap."""
+        return abs(self.apart()) <= self._largest_step and self._doubts <= self._doubts_allowed
 
 
 class ManualClock:
@@ -154,7 +178,7 @@ class Stamper:
         """Refuses to go on while the machine's clock does not show what stamps go by.
 
         Raises:
-            Unavailable: it was set while the process ran.
+            Unavailable: it was set while the process ran, or a peer's differs.
         """
         require_agreement(self._clock)
 
@@ -163,9 +187,11 @@ def require_agreement(clock: Clock) -> None:
     """Refuses what would go by a time that may be wrong.
 
     Raises:
-        Unavailable: the clock was set while the process ran.
+        Unavailable: the clock was set while the process ran, or a peer's differs.
     """
     if not clock.agrees():
         raise Unavailable(
-            "the clock of this machine was set while the process ran", reason="CLOCK_SET", retry_delay=_COME_AGAIN_S
+            "the clock of this machine was set while the process ran, or differs from that of presence",
+            reason="CLOCK_SET",
+            retry_delay=_COME_AGAIN_S,
         )

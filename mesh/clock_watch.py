@@ -1,6 +1,7 @@
-"""Notices that the machine's clock was set while the process runs: told to health, metrics and the log.
+"""Notices that the machine's clock was set while the process runs, or that a peer contradicts it.
 
-Must not judge which of the two times is right: an operator puts the clock right, or starts the process again.
+Told to health, metrics and the log. Must not judge which of two times is right: an operator puts the clock right, or
+starts the process again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ClockWatch:
 
     Args:
         clock: the process's.
-        telemetry: has the gauge.
+        telemetry: has the gauges.
         log: the process's logger.
         interval: seconds between two looks.
     """
@@ -33,6 +34,7 @@ class ClockWatch:
     ) -> None:
         self._clock = clock
         self._gauge = telemetry.clock_apart
+        self._peer_gauge = telemetry.clock_peer_apart
         self._log = log
         self._interval = interval
         self._told: list[Callable[[bool], None]] = []
@@ -40,7 +42,7 @@ class ClockWatch:
         self.agrees = True
 
     def on_change(self, told: Callable[[bool], None]) -> None:
-        """Registers what learns of each change: whether the machine's clock agrees with the process's."""
+        """Registers what learns of each change: whether the process's clock may be gone by."""
         self._told.append(told)
 
     async def run(self) -> None:
@@ -51,17 +53,19 @@ class ClockWatch:
 
     def look(self) -> None:
         """Looks once."""
-        apart = self._clock.apart()
+        apart, peer_apart = self._clock.apart(), self._clock.peer_apart()
         self._gauge.set(apart)
+        self._peer_gauge.set(peer_apart)
         agrees = self._clock.agrees()
         if agrees is self.agrees:
             return
         self.agrees = agrees
         now = self._clock.monotonic()
         if agrees:
-            self._log.warning("clock_agrees", apart_s=round(apart, 3), gone_s=round(now - self._since, 3))
+            gone_s = round(now - self._since, 3)
+            self._log.warning("clock_agrees", apart_s=round(apart, 3), peer_apart_s=round(peer_apart, 3), gone_s=gone_s)
         else:
             self._since = now
-            self._log.error("clock_set", apart_s=round(apart, 3), advice=_ADVICE)
+            self._log.error("clock_set", apart_s=round(apart, 3), peer_apart_s=round(peer_apart, 3), advice=_ADVICE)
         for told in self._told:
             told(agrees)

@@ -163,6 +163,10 @@ class Telemetry:
             "clock_apart_seconds",
             "How far the machine's clock was set ahead of the time this process goes by; beyond 0.5 it takes no work.",
         )
+        self.clock_peer_apart = self.gauge(
+            "clock_peer_apart_seconds",
+            "How far presence's clock is ahead of this process's, where both are compared (delivery).",
+        )
         self._pauses = _CollectionPauses(self._prefix)
         self.registry.register(self._pauses)
 

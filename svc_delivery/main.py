@@ -76,7 +76,7 @@ def wire(app: App, settings: DeliverySettings, senders: Senders = _NO_SENDERS) -
         trust_domain=settings.trust_domain,
     )
     app.resource("channels", None, channels.close)
-    presence = GrpcPresence(channels)
+    presence = GrpcPresence(channels, app.clock)
     settled = Settled(keep=_REMEMBER)
     stamper = Stamper(app.clock)
     writer = FreshWriter(inbox=store.inbox, stamper=stamper, limit=settings.write_limit, late=metrics.rewritten.inc)

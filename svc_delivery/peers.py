@@ -11,6 +11,8 @@ from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
 from heliograph.presence.v1 import presence_service_pb2 as pb
 from heliograph.presence.v1 import presence_service_pb2_grpc as pb_grpc
 from mesh.channel import Channels, call
+from mesh.clock import SteadyClock
+from mesh.times import micros_of
 from svc_delivery.ports import NodeAddress
 
 _LOOK_UP_TIMEOUT = 2.0
@@ -19,10 +21,16 @@ _RESOLVE_TIMEOUT = 5.0
 
 
 class GrpcPresence:
-    """Implements `ports.Presence` on PresenceService."""
+    """Implements `ports.Presence` on PresenceService.
 
-    def __init__(self, channels: Channels) -> None:
+    Args:
+        channels: the process's.
+        clock: compared with presence's whenever nodes are listed: stamps of two machines go by clocks that agree.
+    """
+
+    def __init__(self, channels: Channels, clock: SteadyClock) -> None:
         self._channels = channels
+        self._clock = clock
         self._made: pb_grpc.PresenceServiceStub | None = None
 
     @property
@@ -52,12 +60,16 @@ class GrpcPresence:
         nodes: list[NodeAddress] = []
         page_token = ""
         while True:
+            asked = self._clock.wall()
             response = await call(
                 self._stub.ListNodes,
                 pb.ListNodesRequest(page_token=page_token),
                 timeout=_NODES_TIMEOUT,
                 metadata=self._channels.metadata(),
             )
+            if response.HasField("answer_time"):
+                shown = micros_of(response.answer_time) / 1_000_000
+                self._clock.compare(shown, asked=asked, answered=self._clock.wall())
             nodes += [NodeAddress(node.node_id, node.epoch, node.address) for node in response.nodes]
             page_token = response.next_page_token
             if not page_token:

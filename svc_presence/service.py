@@ -90,6 +90,8 @@ class PresenceService(pb_grpc.PresenceServiceServicer):
                 address=lease.address,
             )
             set_micros(node.lease_expire_time, self._wall_micros(lease, now))
+        if self._clock.agrees():
+            set_micros(response.answer_time, round(self._clock.wall() * 1_000_000))
         return response
 
     def _wall_micros(self, lease: NodeLease, now: float) -> int:

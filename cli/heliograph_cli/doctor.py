@@ -291,7 +291,7 @@ async def processes(patient: Patient) -> list[Finding]:
         else:
             well = await envoys.is_ready(str(run / f"{name.removesuffix('-envoy')}.admin"))
         if one.kind == "service" and await health.clock_was_set(run / f"{name}.sock", direct=running.direct):
-            text = f"{name}: the clock of this machine was set while it ran"
+            text = f"{name}: the clock of this machine was set while it ran, or differs from presence's"
             findings.append(Finding("fail", "clock", text, _CLOCK_SET))
         elif not well:
             text = f"{name} does not serve ({one.state}, pid {one.pid}, {one.restart_count} restarts)"

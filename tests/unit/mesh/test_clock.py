@@ -102,6 +102,37 @@ def test_no_step_moves_a_steady_clock(step: float) -> None:
     require_agreement(clock)
 
 
+def test_a_clock_that_a_peer_contradicts_from_the_start_is_not_gone_by() -> None:
+    """Either of the two is wrong; the one that can wait does, until the other one confirms it."""
+    clock = SteadyClock(ManualClock(wall=1_000.0))
+    assert clock.agrees()
+    clock.compare(1_060.0, asked=1_000.0, answered=1_000.2)
+    assert not clock.agrees()
+    assert clock.peer_apart() == pytest.approx(59.9)
+    clock.compare(1_000.6, asked=1_000.0, answered=1_000.2)
+    assert clock.agrees()
+
+
+def test_a_clock_that_was_confirmed_is_doubted_when_all_contradict_it() -> None:
+    """One of several peers may be wrong: three answers in turn must say so."""
+    clock = SteadyClock(ManualClock(wall=1_000.0))
+    for peer, good in ((1_000.0, True), (990.0, True), (990.0, True), (1_000.0, True), *[(990.0, True)] * 2):
+        clock.compare(peer, asked=1_000.0, answered=1_000.0)
+        assert clock.agrees() is good
+    clock.compare(990.0, asked=1_000.0, answered=1_000.0)
+    with pytest.raises(Unavailable) as caught:
+        require_agreement(clock)
+    assert caught.value.reason == "CLOCK_SET"
+
+
+@pytest.mark.parametrize(("peer", "good"), [(1_001.5, True), (1_001.51, False), (998.49, False)])
+def test_what_an_answer_took_is_no_difference(peer: float, good: bool) -> None:
+    """The peer may have looked at any moment of the two seconds; half a second is allowed beyond."""
+    clock = SteadyClock(ManualClock(wall=1_000.0))
+    clock.compare(peer, asked=999.0, answered=1_001.0)
+    assert clock.agrees() is good
+
+
 def test_the_clocks_below_compare_themselves_with_nothing() -> None:
     """Only a steady clock knows a time of its own."""
     assert SystemClock().agrees()

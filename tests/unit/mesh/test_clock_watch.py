@@ -37,6 +37,22 @@ def test_a_step_and_the_way_back_have_one_line_each(step: float) -> None:
     assert (lines[0]["apart_s"], lines[1]["gone_s"]) == (pytest.approx(step), 7.5)
 
 
+def test_a_peer_that_contradicts_is_told_of_like_a_step() -> None:
+    """With how far it is ahead, in the line and in a gauge of its own."""
+    telemetry, clock = Telemetry("frame"), SteadyClock(ManualClock(wall=1_000.0))
+    watch = ClockWatch(clock=clock, telemetry=telemetry, log=structlog.get_logger())
+    told: list[bool] = []
+    watch.on_change(told.append)
+    with capture_logs() as lines:
+        for peer in (1_060.0, 1_060.0, 1_000.0):
+            clock.compare(peer, asked=1_000.0, answered=1_000.0)
+            watch.look()
+            gauge = telemetry.registry.get_sample_value("heliograph_frame_clock_peer_apart_seconds")
+            assert gauge == peer - 1_000.0
+    assert told == [False, True]
+    assert [(line["event"], line["peer_apart_s"]) for line in lines] == [("clock_set", 60.0), ("clock_agrees", 0.0)]
+
+
 def test_what_a_time_service_does_every_day_is_no_step() -> None:
     """Clocks of two processes may differ by twice as much."""
     machine = ManualClock()

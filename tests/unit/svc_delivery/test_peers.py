@@ -13,7 +13,9 @@ from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
 from heliograph.presence.v1 import presence_service_pb2 as pb
 from heliograph.presence.v1 import presence_service_pb2_grpc as pb_grpc
 from mesh.channel import Channels
+from mesh.clock import ManualClock, SteadyClock
 from mesh.errors import Failure, Unavailable
+from mesh.times import set_micros
 from svc_delivery.peers import GrpcPrefs, GrpcPresence
 from svc_delivery.ports import NodeAddress
 from tests.support.dispatching import LIVE
@@ -29,6 +31,7 @@ class PresenceEnd(pb_grpc.PresenceServiceServicer):
     def __init__(self) -> None:
         self.asked: list[pb.BatchGetPresenceRequest] = []
         self.pages: list[list[pb.Node]] = [[]]
+        self.shown: float | None = None
         self.failure: Failure | None = None
 
     async def BatchGetPresence(
@@ -48,7 +51,10 @@ class PresenceEnd(pb_grpc.PresenceServiceServicer):
             raise self.failure
         page = int(request.page_token or "0")
         following = str(page + 1) if page + 1 < len(self.pages) else ""
-        return pb.ListNodesResponse(nodes=self.pages[page], next_page_token=following)
+        response = pb.ListNodesResponse(nodes=self.pages[page], next_page_token=following)
+        if self.shown is not None:
+            set_micros(response.answer_time, round(self.shown * 1_000_000))
+        return response
 
     async def RenewNode(self, request: pb.RenewNodeRequest, context: _Context) -> pb.RenewNodeResponse:
         """Not for delivery."""
@@ -77,7 +83,9 @@ async def end(run_dir: Path) -> AsyncIterator[PresenceEnd]:
 
 async def test_a_look_up_tells_the_nodes_of_each_recipient(channels: Channels, end: PresenceEnd) -> None:
     """Packed groups are unfolded; who is missing is nowhere; sessions are not asked for."""
-    found = await GrpcPresence(channels).look_up(["acme/alice", "acme/bob", "acme/carol", "acme/dave"])
+    found = await GrpcPresence(channels, SteadyClock(ManualClock())).look_up(
+        ["acme/alice", "acme/bob", "acme/carol", "acme/dave"]
+    )
     assert found == {
         "acme/alice": ("gw-a-0", "gw-a-1"),
         "acme/bob": ("gw-a-0",),
@@ -94,15 +102,25 @@ async def test_nodes_are_listed_over_all_pages(channels: Channels, end: Presence
         [],
         [pb.Node(node_id="gw-a-1", epoch=8, state=pb.NODE_STATE_DRAINING)],
     ]
-    assert await GrpcPresence(channels).nodes() == [
+    assert await GrpcPresence(channels, SteadyClock(ManualClock())).nodes() == [
         NodeAddress("gw-a-0", 7, "10.0.0.1:7401"),
         NodeAddress("gw-a-1", 8, ""),
     ]
 
 
+async def test_the_clock_is_compared_with_each_answer_that_shows_one(channels: Channels, end: PresenceEnd) -> None:
+    """A presence that does not know its own time says none, and changes nothing."""
+    clock = SteadyClock(ManualClock(wall=1_000.0))
+    presence = GrpcPresence(channels, clock)
+    for shown, good in ((None, True), (1_060.0, False), (None, False), (1_000.4, True)):
+        end.shown = shown
+        await presence.nodes()
+        assert clock.agrees() is good
+
+
 async def test_a_presence_that_refuses_or_is_not_there_is_a_failure(channels: Channels, end: PresenceEnd) -> None:
     """With its own category and reason; never an empty answer."""
-    presence = GrpcPresence(channels)
+    presence = GrpcPresence(channels, SteadyClock(ManualClock()))
     end.failure = Unavailable("its store is down", reason="STORE_UNAVAILABLE")
     for calling_it in (presence.look_up(["acme/alice"]), presence.nodes()):
         with pytest.raises(Unavailable) as caught:
@@ -112,7 +130,7 @@ async def test_a_presence_that_refuses_or_is_not_there_is_a_failure(channels: Ch
 
 async def test_no_presence_at_all_is_a_failure(channels: Channels) -> None:
     """The socket is not there."""
-    presence = GrpcPresence(channels)
+    presence = GrpcPresence(channels, SteadyClock(ManualClock()))
     for calling_it in (presence.look_up(["acme/alice"]), presence.nodes()):
         with pytest.raises(Unavailable):
             await calling_it
