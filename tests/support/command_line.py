@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heliograph_cli.connection import OPERATOR
+from mesh.identity import CALLER_HEADER
 from tests.support.cluster import PRODUCER, TENANT
 from tests.support.site import Site
 from tests.support.tools import GRPCURL, HEALTH_PROBE, installed
@@ -92,6 +93,27 @@ async def grpcurl(site: Site, place: Place, *words: str, identity: str = "", bef
     return await run(installed(GRPCURL), *flags, place.address, *words)
 
 
+async def grpcurl_plain(site: Site, process: str, *words: str, caller: str = "", before: tuple[str, ...] = ()) -> Done:
+    """Runs grpcurl at a service's own socket, where a site without a mesh has no certificates.
+
+    Args:
+        site: without a mesh.
+        process: whose socket.
+        words: what comes behind the address.
+        caller: who one says one is.
+        before: further flags.
+    """
+    flags = ["-plaintext", "-unix", "-max-time", "10", *before]
+    flags += ["-H", f"{CALLER_HEADER}: {caller}"] if caller else []
+    return await run(installed(GRPCURL), *flags, _socket(site, process), *words)
+
+
+async def probe_plain(site: Site, process: str, service: str) -> Done:
+    """Asks for the health of one service name at a service's own socket, as an operator."""
+    flags = ["-addr", f"unix:{_socket(site, process)}", "-service", service]
+    return await run(installed(HEALTH_PROBE), *flags, "-rpc-header", f"{CALLER_HEADER}: {AS_OPERATOR}")
+
+
 async def probe(site: Site, place: Place, service: str, *, identity: str = "", connect_limit_s: int = 10) -> Done:
     """Asks for the health of one service name; arguments as for `grpcurl`."""
     flags = ["-addr", place.address, "-service", service, "-tls", "-tls-ca-cert", str(_roots(site))]
@@ -136,6 +158,10 @@ async def curl(
         certificate, key = _files(site, identity)
         flags += ["--cert", str(certificate), "--key", str(key)]
     return await run("curl", *flags, f"https://{place.name}:{port}{path}")
+
+
+def _socket(site: Site, process: str) -> str:
+    return f"{site.cluster.running.run_dir}/{process}.sock"
 
 
 def _roots(site: Site) -> Path:
