@@ -1,4 +1,4 @@
-"""What reaches whom, without faults: through all six services, by both subprotocols, over sessions and calls."""
+"""What reaches whom, without faults: through all six services, in every form, over sessions and calls."""
 
 from __future__ import annotations
 
@@ -105,32 +105,37 @@ async def test_every_device_of_every_recipient_gets_it_once(apps: Apps, publishe
         assert stranger.ids == [mine.event_id]
 
 
-async def test_both_subprotocols_say_the_same(apps: Apps, publisher: Publisher) -> None:
-    """Text frames and binary frames of one recipient differ in their form only, live and replayed."""
+async def test_every_form_says_the_same(apps: Apps, publisher: Publisher) -> None:
+    """Text, binary and gRPC frames of one recipient differ in their form only, live and replayed."""
     async with (
         apps.device("cat", device_id="web", form="json", node=1) as web,
         apps.device("cat", device_id="app", form="proto", node=1) as app,
+        apps.device("cat", device_id="tablet", form="grpc", node=1) as tablet,
     ):
-        await web.ready()
-        await app.ready()
+        devices = (web, app, tablet)
+        for device in devices:
+            await device.ready()
         receipt = await publisher.publish(category="mention", to="cat", title="Grüße, “Cat” ☂", data={"a": [1, "ü"]})
-        for device in (web, app):
+        for device in devices:
             await device.has(receipt.event_id)
             await device.has_confirmed(await device.mark(MarkKind.MARK_KIND_RECEIVED, receipt.event_id))
-        assert web.notifies == app.notifies
+        assert web.notifies == app.notifies == tablet.notifies
         assert await apps.mark("cat", MarkKind.MARK_KIND_READ, receipt.event_id) == []
-        await web.is_told(receipt.event_id, _READ)
-        await app.is_told(receipt.event_id, _READ)
+        for device in devices:
+            await device.is_told(receipt.event_id, _READ)
+        changes = [[frame.changed for frame in device.frames if frame.HasField("changed")] for device in devices]
+        assert changes[0] == changes[1] == changes[2]
     async with (
         apps.device("cat", device_id="web2", form="json") as web,
         apps.device("cat", device_id="app2", form="proto") as app,
+        apps.device("cat", device_id="tablet2", form="grpc") as tablet,
     ):
-        last = [await web.ready(), await app.ready()]
-        assert web.notifies == app.notifies
+        last = [await device.ready() for device in (web, app, tablet)]
+        assert web.notifies == app.notifies == tablet.notifies
         assert [notify.state for notify in web.notifies] == [_READ]
         for replayed in last:
             replayed.cursor = ""
-        assert last[0] == last[1]
+        assert last[0] == last[1] == last[2]
 
 
 async def test_priorities_go_by_their_own_lanes_and_places(apps: Apps, publisher: Publisher) -> None:

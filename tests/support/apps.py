@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 
 import grpc
@@ -24,6 +24,7 @@ from heliograph.prefs.v1 import prefs_service_pb2_grpc as prefs_stubs
 from heliograph.type.v1.notification_pb2 import Channel, Mark, MarkKind, NotificationRef
 from tests.support.cluster import Cluster
 from tests.support.device import Device, Form, connected, mark_of
+from tests.support.stream_device import streaming
 
 Request = TypeVar("Request", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
@@ -67,11 +68,24 @@ class Apps:
         token: str = "",
     ) -> AsyncIterator[Device]:
         """Opens a session of a client without habits; hello is said, the checkpoint is not waited for."""
-        async with connected(self.url(node), form=form, context=self.context, narrow=narrow) as device:
-            token = token or self.cluster.token(recipient)
+        token = token or self.cluster.token(recipient)
+        opened: AbstractAsyncContextManager[Device] = (
+            self._streaming(token, node)
+            if form == "grpc"
+            else connected(self.url(node), form=form, context=self.context, narrow=narrow)
+        )
+        async with opened as device:
             marks = [mark_of(kind, *ids) for kind, ids in unconfirmed]
             await device.hello(token, device_id, cursor=cursor, received=received, unconfirmed=marks)
             yield device
+
+    def _streaming(self, token: str, node: int) -> AbstractAsyncContextManager[Device]:
+        """Opens a stream; without an edge the call has to say whose it is."""
+        if self.cluster.shape == "mesh":
+            roots = (self.cluster.place.certs / "ca" / "bundle.pem").read_bytes()
+            return streaming(self.cluster.running.edge, credentials=grpc.ssl_channel_credentials(roots))
+        socket = self.cluster.place.run / f"{self.cluster.node(node)}.sock"
+        return streaming(f"unix:{socket}", (("authorization", f"Bearer {token}"),))
 
     # ------------------------------------------------------------ a recipient's calls
 
