@@ -52,7 +52,9 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_UNIT}/mesh/test_identity.py::test_a_header_that_comes_twice_names_nobody",
     ),
     "S-05": (
-        f"{_MESH}::test_a_caller_cannot_raise_its_deadline",
+        f"{_EDGE}::test_control_headers_from_outside_change_no_call",
+        f"{_MESH}::test_no_header_from_outside_makes_the_edge_try_again",
+        f"{_MESH}::test_a_short_deadline_of_the_callers_own_is_kept",
         f"{_UNIT}/mesh/envoy/test_edge.py::test_headers_of_the_mesh_are_taken_off_before_anything_else",
     ),
     "S-06": (f"{_EDGE}::test_an_odd_request_gets_a_status_in_json", f"{_HANDSHAKE}::test_an_odd_request_opens_nothing"),
