@@ -25,6 +25,7 @@ from mesh.errors import DeadlineExceeded, Failure, PermissionDenied, ResourceExh
 from tests.support.contract import CALLER_HEADER, PROCESS_HEADER
 from tests.support.controls import RETRIES
 from tests.support.mesh import IDLE_S, OPERATOR, PRODUCER, RECIPIENT_RATE, Mesh, running_mesh, short_folder
+from tests.support.spoiling import INSIDE
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(60)]
@@ -244,6 +245,22 @@ async def test_no_header_from_outside_makes_the_edge_try_again(mesh: Mesh) -> No
         metrics = await client.get(f"http://127.0.0.1:{mesh.topology.envoy_metrics_port(edge)}/metrics")
     assert "envoy_cluster_" in metrics.text
     assert RETRIES["x-envoy-upstream-alt-stat-name"] not in metrics.text
+
+
+async def test_a_service_that_is_away_is_not_described(mesh: Mesh) -> None:
+    """Who calls what does not answer is told to come again, and not where it looked for whom."""
+    bearer = _bearer(mesh, "recipient", "ann")
+    await mesh.kill_envoy("prefs")
+    try:
+        async with mesh.dial_edge() as channel, mesh.rest() as client:
+            failure = await _unary(channel, GET_PREFERENCES, **bearer)
+            answer = await client.get("/v1/preferences", headers=bearer)
+    finally:
+        await mesh.start_envoy("prefs")
+    assert isinstance(failure, Unavailable)
+    assert (answer.status_code, answer.json()["code"]) == (503, Unavailable.code)
+    assert INSIDE.search(f"{failure.message} {answer.text}") is None
+    await until(lambda: _resolves(mesh), 10.0)
 
 
 # ---------------------------------------------------------------- WebSocket
