@@ -34,6 +34,14 @@ _LONGEST_NAME = 256
 # The library's time checks read the system's clock; ours come after the signature.
 _OPTIONS: Any = {"require": list(_REQUIRED), "verify_exp": False, "verify_iat": False, "verify_nbf": False}
 
+# Enough for the caller's developer; the library's own text may quote the token, and its names are nobody's business.
+_FAULTS: Mapping[type[jwt.InvalidTokenError], str] = {
+    jwt.InvalidAlgorithmError: f"it must be signed by {_ALGORITHM}",
+    jwt.InvalidAudienceError: "its audience is another one",
+    jwt.InvalidIssuerError: "its issuer is another one",
+    jwt.InvalidSignatureError: "its signature is not of the key that it names",
+}
+
 
 class Claims(msgspec.Struct, frozen=True):
     """What a valid token says about its bearer."""
@@ -100,8 +108,7 @@ class TokenVerifier:
         except jwt.MissingRequiredClaimError as error:
             raise _invalid(f"the token lacks the claim {error.claim}") from None
         except jwt.InvalidTokenError as error:
-            # The kind of fault is enough for the caller's developer; the library's text may quote the token.
-            raise _invalid(f"the token is not acceptable ({type(error).__name__})") from None
+            raise _invalid(f"the token is not acceptable: {_FAULTS.get(type(error), 'it is malformed')}") from None
         except (ValueError, TypeError):
             raise _invalid("the token cannot be read") from None
 

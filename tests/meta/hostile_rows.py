@@ -14,7 +14,9 @@ _FRAMES: Final = f"{_SCENARIOS}/test_bad_input_frames.py"
 _HANDSHAKE: Final = f"{_SCENARIOS}/test_bad_input_handshake.py"
 _IDENTITY: Final = f"{_SCENARIOS}/test_bad_input_identity.py"
 _INBOX: Final = f"{_SCENARIOS}/test_bad_input_inbox.py"
+_INSIDE: Final = f"{_SCENARIOS}/test_bad_input_inside.py"
 _PUBLISH: Final = f"{_SCENARIOS}/test_bad_input_publish.py"
+_REPLIES: Final = f"{_SCENARIOS}/test_bad_input_replies.py"
 _TOKENS: Final = f"{_SCENARIOS}/test_bad_input_tokens.py"
 _MATRIX: Final = f"{_SCENARIOS}/test_mesh_matrix.py"
 _MESH: Final = f"{_SCENARIOS}/test_mesh_edge.py"
@@ -39,6 +41,7 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "S-02": (
         f"{_MATRIX}::test_the_whole_matrix_of_methods_and_identities",
+        f"{_INSIDE}::test_a_service_opens_no_method_that_is_not_its_own",
         "tests/meta/test_contract.py::test_every_method_says_who_may_call_it",
     ),
     "S-03": (
@@ -52,7 +55,9 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_UNIT}/mesh/test_identity.py::test_a_header_that_comes_twice_names_nobody",
     ),
     "S-05": (
-        f"{_MESH}::test_a_caller_cannot_raise_its_deadline",
+        f"{_EDGE}::test_control_headers_from_outside_change_no_call",
+        f"{_MESH}::test_no_header_from_outside_makes_the_edge_try_again",
+        f"{_MESH}::test_a_short_deadline_of_the_callers_own_is_kept",
         f"{_UNIT}/mesh/envoy/test_edge.py::test_headers_of_the_mesh_are_taken_off_before_anything_else",
     ),
     "S-06": (f"{_EDGE}::test_an_odd_request_gets_a_status_in_json", f"{_HANDSHAKE}::test_an_odd_request_opens_nothing"),
@@ -60,14 +65,24 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
     "S-08": (
         f"{_MESH}::test_internal_methods_do_not_exist_at_the_edge",
         f"{_MESH}::test_metrics_are_served_on_loopback_and_nothing_else",
+        f"{_INSIDE}::test_everything_listens_on_loopback_only",
+        f"{_INSIDE}::test_no_port_shows_or_stops_anything",
         f"{_UNIT}/mesh/test_access.py::test_inspection_is_the_operators",
     ),
     "S-09": (
         f"{_MESH}::test_exactly_the_named_gateway_node_is_reached",
+        f"{_INSIDE}::test_a_link_that_means_another_node_is_not_served",
+        f"{_INSIDE}::test_a_stale_node_takes_nobodys_sessions",
         f"{_UNIT}/svc_gateway/test_main.py::test_a_link_for_another_node_or_epoch_is_refused",
         f"{_UNIT}/svc_gateway/test_link.py::test_a_newer_link_of_a_process_takes_the_place_of_the_older_one",
     ),
-    "S-10": (f"{_UNIT}/mesh/test_server.py::test_an_unknown_exceptions_text_never_leaves",),
+    "S-10": (
+        f"{_UNIT}/mesh/test_server.py::test_an_unknown_exceptions_text_never_leaves",
+        f"{_REPLIES}::test_no_method_shows_what_is_inside",
+        f"{_REPLIES}::test_no_route_shows_what_is_inside",
+        f"{_REPLIES}::test_no_session_shows_what_is_inside",
+        f"{_MESH}::test_a_service_that_is_away_is_not_described",
+    ),
     # Tokens.
     "S-11": (
         f"{_UNIT}/mesh/test_tokens.py::test_only_eddsa_is_accepted",

@@ -21,6 +21,7 @@ from mesh.channel import call
 from mesh.envoy import pki
 from mesh.errors import Failure, PermissionDenied, Unavailable
 from mesh.identity import PRODUCER_HEADER, TOKEN_HEADER
+from tests.support.controls import CONTROLS
 from tests.support.publishing import publish_request
 from tests.support.refusals import judge, refusal_of
 from tests.support.site import IN_A_MESH, OTHER_TENANT, Site
@@ -52,6 +53,20 @@ async def test_forged_identity_headers_change_nobody(site: Site) -> None:
             assert listed.json()["preferences"]["recipientId"] == "carol"
         look_alike = await client.post("/v1/events", json=EVENT, headers={PRODUCER_HEADER.replace("-", "_"): uri})
         assert look_alike.status_code == 400
+
+
+async def test_control_headers_from_outside_change_no_call(site: Site) -> None:
+    """Who tells the edge how long to wait and how often to try is served as if nothing had been said."""
+    headers = {TOKEN_HEADER: f"Bearer {site.cluster.token('demo', role='producer')}", **CONTROLS}
+    event = {**EVENT["event"], "audience": {"recipientIds": ["wendy"]}}
+    async with site.undisturbed(stored=2), site.rest() as client:
+        over_rest = await client.post("/v1/events", json={"event": event}, headers=headers)
+        assert over_rest.status_code == 200, over_rest.text
+        over_grpc = await site.publish(publish_request("Bad", to=["wendy"]), tuple(headers.items()))
+        refused = await client.post("/v1/events", json={"event": {**event, "category": "gossip"}}, headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (400, 3)
+    ids = [item.notification.notification_id for item in (await site.inbox("wendy")).items]
+    assert sorted(ids) == sorted([over_rest.json()["eventId"], over_grpc.event_id])
 
 
 def _authority(site: Site) -> pki.Authority:

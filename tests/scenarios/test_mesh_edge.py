@@ -23,7 +23,9 @@ from mesh.envoy.process import ask, is_ready, leave_service
 from mesh.envoy.topology import EDGE
 from mesh.errors import DeadlineExceeded, Failure, PermissionDenied, ResourceExhausted, Unavailable, Unimplemented
 from tests.support.contract import CALLER_HEADER, PROCESS_HEADER
+from tests.support.controls import RETRIES
 from tests.support.mesh import IDLE_S, OPERATOR, PRODUCER, RECIPIENT_RATE, Mesh, running_mesh, short_folder
+from tests.support.spoiling import INSIDE
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(60)]
@@ -219,12 +221,46 @@ async def test_a_connection_that_carries_nothing_ends_and_a_quiet_session_stays(
         asked_writer.close()
 
 
-async def test_a_caller_cannot_raise_its_deadline(mesh: Mesh) -> None:
-    """A header that asks Envoy for time or retries is taken off; a short deadline of the call's own is kept."""
+async def test_a_short_deadline_of_the_callers_own_is_kept(mesh: Mesh) -> None:
+    """Who asks for less time than the edge grants is told when that time is over."""
     async with mesh.dial_edge(mesh.leaf(f"producer/{PRODUCER}")) as channel:
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(PUBLISH)
         with pytest.raises(DeadlineExceeded):
             await call(method, b"", timeout=0.00001)
+
+
+async def test_no_header_from_outside_makes_the_edge_try_again(mesh: Mesh) -> None:
+    """A call that its server refuses is made once, whatever the caller tells Envoy; nor does it name a statistic."""
+    edge = mesh.topology.port_of(EDGE)
+    async with mesh.dial_edge(mesh.leaf(f"producer/{PRODUCER}")) as channel, mesh.rest() as client:
+        seen = len(mesh.seen)
+        mesh.refused.add(PUBLISH)
+        try:
+            assert isinstance(await _unary(channel, PUBLISH, **RETRIES), Unavailable)
+            bearer = _bearer(mesh, "producer", "demo")
+            assert (await client.post("/v1/events", json={}, headers={**RETRIES, **bearer})).status_code == 503
+        finally:
+            mesh.refused.clear()
+        assert mesh.seen[seen:] == [PUBLISH, PUBLISH]
+        metrics = await client.get(f"http://127.0.0.1:{mesh.topology.envoy_metrics_port(edge)}/metrics")
+    assert "envoy_cluster_" in metrics.text
+    assert RETRIES["x-envoy-upstream-alt-stat-name"] not in metrics.text
+
+
+async def test_a_service_that_is_away_is_not_described(mesh: Mesh) -> None:
+    """Who calls what does not answer is told to come again, and not where it looked for whom."""
+    bearer = _bearer(mesh, "recipient", "ann")
+    await mesh.kill_envoy("prefs")
+    try:
+        async with mesh.dial_edge() as channel, mesh.rest() as client:
+            failure = await _unary(channel, GET_PREFERENCES, **bearer)
+            answer = await client.get("/v1/preferences", headers=bearer)
+    finally:
+        await mesh.start_envoy("prefs")
+    assert isinstance(failure, Unavailable)
+    assert (answer.status_code, answer.json()["code"]) == (503, Unavailable.code)
+    assert INSIDE.search(f"{failure.message} {answer.text}") is None
+    await until(lambda: _resolves(mesh), 10.0)
 
 
 # ---------------------------------------------------------------- WebSocket

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -21,6 +21,7 @@ import heliograph
 from heliograph.access.v1 import access_pb2
 from mesh import context as calls
 from mesh.access import Access, read_access
+from mesh.errors import Unavailable
 
 CALLER_HEADER = "x-test-caller"
 PROCESS_HEADER = "x-test-process"
@@ -51,12 +52,19 @@ class Answers:
     """Answers every method of a service with an empty response, and says in the headers whom it saw.
 
     Streams answer after the client's last frame, so a test can hold one open.
+
+    Args:
+        process: whose answers these are.
+        service: which methods.
+        seen: gets the path of each call.
+        refused: paths of the unary methods that answer "unavailable" for the time being.
     """
 
-    def __init__(self, process: str, service: ServiceDescriptor, seen: list[str]) -> None:
+    def __init__(self, process: str, service: ServiceDescriptor, seen: list[str], refused: Set[str]) -> None:
         self._process = process
         self._service = service
         self._seen = seen
+        self._refused = refused
 
     def register(self, _: object, server: grpc.aio.Server) -> None:
         """Registers all methods as a generated function would."""
@@ -76,6 +84,7 @@ class Answers:
 
     def _unary(self, response: Any) -> Callable[[Any, Any], Awaitable[Any]]:
         async def unary(_: Any, context: Any) -> Any:
+            self._refuse()
             await self._introduce(context)
             return response()
 
@@ -88,6 +97,13 @@ class Answers:
                 await context.write(response())
 
         return stream
+
+    def _refuse(self) -> None:
+        """Refuses before anything is answered, which is when a proxy may try again."""
+        method = calls.current().method
+        if method in self._refused:
+            self._seen.append(method)
+            raise Unavailable("refused by the test", reason="TEST")
 
     async def _introduce(self, context: Any) -> None:
         call = calls.current()

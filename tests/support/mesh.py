@@ -64,6 +64,8 @@ class Mesh:
         self.places: tuple[Place, ...] = render.places(topology, nodes)
         self.identities = certs.identities(topology, producers=[PRODUCER], operators=[OPERATOR])
         self.seen: list[str] = []
+        # Paths of unary methods whose servers answer "unavailable" while they stand here.
+        self.refused: set[str] = set()
         self.envoys: dict[str, asyncio.subprocess.Process] = {}
         self._websockets: dict[str, WebSocketServer] = {}
         certs.ensure(layout.certs_dir, self.identities, now)
@@ -233,7 +235,7 @@ def _server(mesh: Mesh, place: Place) -> Server:
     )
     for name in full_names:
         service = contract.services()[name]
-        answers = contract.Answers(place.process, service, mesh.seen)
+        answers = contract.Answers(place.process, service, mesh.seen, mesh.refused)
         server.add(answers.register, answers, service)
     return server
 

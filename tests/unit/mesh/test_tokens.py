@@ -137,6 +137,21 @@ def test_wrong_claims_are_refused(keys: _Keys, changes: dict[str, Any]) -> None:
     assert _refused(keys, keys.token(**changes)).reason == "TOKEN_INVALID"
 
 
+def test_a_refusal_says_what_is_wrong_in_words_of_its_own(keys: _Keys) -> None:
+    """A developer learns which part of the token to look at, and not the name of an exception."""
+    good = keys.token()
+    wrong = {
+        keys.token(aud="other"): "its audience is another one",
+        keys.token(iss="other"): "its issuer is another one",
+        good[:-6] + "AAAAAA": "its signature is not of the key that it names",
+        _sign(keys.key, {"alg": "HS256", "kid": keys.kid}, {}): "it must be signed by EdDSA",
+        "no-token": "it is malformed",
+    }
+    assert [_refused(keys, token).message for token in wrong] == [
+        f"the token is not acceptable: {what}" for what in wrong.values()
+    ]
+
+
 def test_an_expired_token_of_a_stranger_is_invalid_not_expired(keys: _Keys) -> None:
     """The signature is judged first: "expired" is said only about tokens that were once good."""
     forged = _sign(Ed25519PrivateKey.generate(), {"alg": "EdDSA", "kid": keys.kid}, {"exp": 1})
