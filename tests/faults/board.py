@@ -80,7 +80,7 @@ class Simulated(msgspec.Struct):
         else:
             self.deliveries += deliveries
             self.extra += extra
-        self.faults += _figure(r"^faults (\d+)", text)
+        self.faults += _figure(r"^faults with evidence (\d+)", text)
         self.all_hooks = max(self.all_hooks, _figure(r"^hooks (\d+)", text))
         self.hooks = max(self.hooks, _figure(r"^hooks \d+, passed (\d+)", text))
         self.crashed = max(self.crashed, _figure(r"died at (\d+)", text))

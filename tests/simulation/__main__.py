@@ -40,7 +40,8 @@ class Board(msgspec.Struct):
         accepted: events.
         deliveries: recipients of them.
         extra: copies too many on wires.
-        faults: that happened.
+        faults: that show evidence.
+        idle: faults that show none: they were made, and met nothing.
         seconds: virtual.
         hooks: passed at least once.
         crashed: hooks at which a process died.
@@ -56,6 +57,7 @@ class Board(msgspec.Struct):
     deliveries: int = 0
     extra: int = 0
     faults: int = 0
+    idle: int = 0
     seconds: float = 0.0
     hooks: Counter[str] = msgspec.field(default_factory=Counter)
     crashed: Counter[str] = msgspec.field(default_factory=Counter)
@@ -74,6 +76,7 @@ class Board(msgspec.Struct):
         self.deliveries += figures.deliveries
         self.extra += figures.extra
         self.faults += figures.faults
+        self.idle += figures.not_exercised
         self.seconds += outcome.seconds
         self.hooks.update({hook: count for hook, count in outcome.visited.items() if _is_of_a_service(hook)})
         self.crashed.update(outcome.crashed)
@@ -88,7 +91,8 @@ class Board(msgspec.Struct):
             (
                 f"seeds {self.seeds}, not valid {len(self.failed)}{f': {self.failed}' if self.failed else ''}",
                 f"events accepted {self.accepted}, deliveries {self.deliveries}, copies too many {self.extra}",
-                f"faults {self.faults}, weak replicas disagreed {self.disagreed} times, late requests {self.late}",
+                f"faults with evidence {self.faults}, not exercised {self.idle}",
+                f"weak replicas disagreed {self.disagreed} times, late requests {self.late}",
                 f"hooks {len(_HOOKS)}, passed {len(self.hooks)}, processes died at {len(self.crashed)} of them",
                 f"virtual time {self.seconds / 3600:.1f} h; quiet again at the latest after {self.slowest:.1f} s",
             )

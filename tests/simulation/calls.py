@@ -110,8 +110,7 @@ class Call:
 
     def arrival(self) -> float:
         """Returns when a message that is sent now arrives."""
-        now = self.world.loop.time()
-        return max(now, self.world.held_until(self.client.name, self.server_name)) + self.world.latency()
+        return self.world.send(self.client.name, self.server_name)
 
     # ------------------------------------------------------------ the way there
 

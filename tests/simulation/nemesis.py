@@ -17,6 +17,31 @@ from tests.simulation.wiring import Cluster
 from tests.simulation.world import Host, Trouble, World
 
 _RESTART_S = (0.1, 5.0)
+# The row of the catalogue that the death of a process is.
+_DEATHS = {
+    "ingest": "F-04",
+    "fanout": "F-21",
+    "prefs": "F-36",
+    "presence": "F-41",
+    "delivery": "F-63",
+    "gw-sim": "F-61",
+}
+
+
+class Evidence:
+    """What was counted while a fault was there; what was counted as nothing is none."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def count(self, what: str, number: int) -> None:
+        """Adds so many of something."""
+        if number:
+            self._found.append(f"{number} {what}")
+
+    def __str__(self) -> str:
+        """Says it; empty: nothing shows that the fault happened."""
+        return "; ".join(self._found)
 
 
 class Nemesis:
@@ -39,9 +64,7 @@ class Nemesis:
         """Makes the fault that an act says, and returns when it is over."""
         match act.kind:
             case "poison":
-                async with self.fault("F-29", act.target, "a record of three bytes was appended"):
-                    _poison(self._folder / "data" / "lanes" / f"{act.target}.db", self._world.loop.time())
-                    self._recorder.add(history.Poisoned(at=self._world.loop.time(), lane=act.target))
+                await self._poison(act.target)
             case "crash":
                 host = self._world.hosts.get(act.target)
                 if host is not None and host.alive:
@@ -49,19 +72,16 @@ class Nemesis:
             case "crash at":
                 self._world.arm(act.target, act.count)
             case "cut":
-                evidence = f"nothing passed for {act.seconds:g} s"
-                async with self.fault("F-58", f"{act.target}~{act.other}", evidence):
-                    self._world.cut(act.target, act.other, act.seconds)
-                    await asyncio.sleep(act.seconds)
+                await self._cut(act)
             case "reset":
-                async with self.fault("F-57", f"{act.target}~{act.other}", "connections reset"):
-                    self._cluster.network.reset(act.target, act.other)
+                async with self.fault(*_link(act, "F-57")) as evidence:
+                    evidence.count("connections reset", self._cluster.network.reset(act.target, act.other))
             case "trouble":
                 await (self._weaken(act) if act.target in REPLICAS else self._trouble(act))
             case _:
                 assert act.kind == "flush", f"{act.kind} is no fault"
-                async with self.fault("F-11", "request log", "flushed"):
-                    _flush(self._folder / "data" / "requests.db")
+                async with self.fault("F-11", "requests.db") as evidence:
+                    evidence.count("requests forgotten", _flush(self._folder / "data" / "requests.db"))
 
     def heal(self) -> None:
         """Ends whatever goes on; what is held arrives."""
@@ -69,34 +89,62 @@ class Nemesis:
         self._cluster.ring.heal()
         self._cluster.network.late = False
 
+    async def _poison(self, lane: str) -> None:
+        async with self.fault("F-29", lane) as evidence:
+            _poison(self._folder / "data" / "lanes" / f"{lane}.db", self._world.loop.time())
+            self._recorder.add(history.Poisoned(at=self._world.loop.time(), lane=lane))
+            evidence.count("record of three bytes appended", 1)
+
+    async def _cut(self, act: Act) -> None:
+        pair = frozenset({act.target, act.other})
+        async with self.fault(*_link(act, "F-58")) as evidence:
+            before = self._world.held[pair]
+            self._world.cut(act.target, act.other, act.seconds)
+            await asyncio.sleep(act.seconds)
+            evidence.count(f"messages held in {act.seconds:g} s", self._world.held[pair] - before)
+
     async def _trouble(self, act: Act) -> None:
         kind: Any = act.how
-        async with self.fault("F-47", f"{act.target} {act.how}", f"for {act.seconds:g} s"):
+        async with self.fault(_row_of(act), f"{act.target} {act.how}") as evidence:
+            before = self._world.hit[act.target]
             self._world.troubles[act.target] = Trouble(kind, act.delay, act.share)
             await asyncio.sleep(act.seconds)
             self._world.troubles.pop(act.target, None)
+            evidence.count("transactions hit", self._world.hit[act.target] - before)
 
     async def _weaken(self, act: Act) -> None:
         """One replica does something wrong; where it dies, it may come back without its last changes."""
         number = REPLICAS.index(act.target)
-        async with self.fault("F-50", f"{act.target} {act.how}", f"for {act.seconds:g} s"):
+        replica = self._cluster.ring.replicas[number]
+        row = "F-53" if act.how == "forgets" else "F-50"
+        async with self.fault(row, f"{act.target} {act.how}") as evidence:
             if act.how == "forgets":
-                self._cluster.ring.forget(number, act.delay)
+                evidence.count("changes forgotten", self._cluster.ring.forget(number, act.delay))
+            before = replica.hit
             kind: Weakness = "lagging" if act.how == "lagging" else "deaf" if act.how == "deaf" else "down"
             self._cluster.ring.weaken(number, Weak(kind, act.delay, act.share))
             await asyncio.sleep(act.seconds)
             self._cluster.ring.heal(number)
+            evidence.count("changes and questions hit", replica.hit - before)
 
     async def restart(self, host: Host) -> None:
         """Starts the next process in the place of a dead one, after a while."""
-        async with self.fault("F-61", host.name, "process gone"):
+        async with self.fault(_DEATHS[host.kind], host.name, crash=True) as evidence:
             pause = self._world.random.uniform(*_RESTART_S)
             await asyncio.sleep(pause)
-            await self._cluster.serving(self._cluster.start(host.name))
+            heir = self._cluster.start(host.name)
+            evidence.count(f"process gone for {pause:.1f} s", 1)
+            await self._cluster.serving(heir)
 
     @contextlib.asynccontextmanager
-    async def fault(self, row: str, target: str, evidence: str) -> AsyncIterator[None]:
-        """Writes a fault down that lasts as long as the context."""
+    async def fault(self, row: str, target: str, *, crash: bool = False) -> AsyncIterator[Evidence]:
+        """Writes a fault down that lasts as long as the context; what is counted inside shows that it happened.
+
+        Args:
+            row: of the catalogue, or a word.
+            target: what it is made to.
+            crash: a process dies, and nothing else: the judge knows how soon that must be over.
+        """
         operation = f"{row}-{target}-{self._world.loop.time():.6f}"
         self._recorder.add(
             history.FaultBegan(
@@ -104,14 +152,37 @@ class Nemesis:
                 operation=operation,
                 fault=row,
                 target=target,
-                evidence=evidence,
                 device=target.startswith("device:"),
+                crash=crash,
             )
         )
+        evidence = Evidence()
         try:
-            yield
+            yield evidence
         finally:
-            self._recorder.add(history.FaultEnded(at=self._world.loop.time(), operation=operation))
+            self._recorder.add(
+                history.FaultEnded(at=self._world.loop.time(), operation=operation, evidence=str(evidence))
+            )
+
+
+def _link(act: Act, row: str) -> tuple[str, str]:
+    """Returns the row and the target of a fault of a link; between services it is the one that is given."""
+    of_device = "F-67" if act.kind == "cut" else "device reset"
+    return of_device if act.target.startswith("device:") else row, f"{act.target}~{act.other}"
+
+
+def _row_of(act: Act) -> str:
+    """Returns the row of what a store does."""
+    refused = act.how == "refused"
+    match act.target:
+        case "requests.db":
+            return "F-10"
+        case "positions.db":
+            return "F-27"
+        case "inbox.db":
+            return "F-48" if refused else "F-47"
+        case _:
+            return "F-13" if refused else "F-15"
 
 
 def _poison(path: Path, now: float) -> None:
@@ -119,7 +190,6 @@ def _poison(path: Path, now: float) -> None:
         connection.execute("insert into records(append_time, key, value) values (?, ?, ?)", (now, b"", b"\xff\xff\xff"))
 
 
-def _flush(path: Path) -> None:
+def _flush(path: Path) -> int:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for (table,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
-            connection.execute(f"delete from {table}")
+        return connection.execute("delete from request").rowcount

@@ -50,10 +50,16 @@ class Weak(msgspec.Struct):
 
 
 class Replica:
-    """The tables of one of the three."""
+    """The tables of one of the three.
+
+    Attributes:
+        weak: what it does wrong now.
+        hit: changes and questions that met that.
+    """
 
     def __init__(self) -> None:
         self.weak: Weak | None = None
+        self.hit = 0
         self._tables: dict[tuple[str, Name], Partition] = {}
         self._log: list[tuple[float, str, Name, Partition]] = []
         self._held: list[Change] = []
@@ -66,6 +72,7 @@ class Replica:
     def take(self, change: Change, now: float) -> bool:
         """Applies a change, or keeps it for when it is up; returns whether it is applied."""
         if self.down:
+            self.hit += 1
             self._held.append(change)
             return False
         self._absorb(change.table, change.partition, change.cells, now)
@@ -151,6 +158,7 @@ class Ring:
         for replica in self.replicas:
             delay, weak = self.latency(), replica.weak
             if weak is not None and weak.kind != "down" and self.choose.random() < weak.share:
+                replica.hit += 1
                 if weak.kind == "deaf":
                     continue
                 delay += weak.seconds
@@ -167,7 +175,9 @@ class Ring:
             loop.call_later(self.latency(), self._asked, replica, look, seen)
 
     def _asked(self, replica: Replica, look: Look, seen: Callable[[Replica, Partition], None]) -> None:
-        if not replica.down:
+        if replica.down:
+            replica.hit += 1
+        else:
             found = replica.see(look.table.name, look.partition)
             asyncio.get_running_loop().call_later(self.latency(), seen, replica, found)
 

@@ -106,7 +106,7 @@ class _Run:
         self._nemesis = Nemesis(self._world, self._cluster, folder, self._recorder("nemesis"))
         self._reader = Reader(self._cluster, self._system)
         # Wishes are looked for once a second; while prefs cannot be asked, what is known counts for a minute.
-        self._limits = Limits(receive=60.0, wish=3.0 if script.is_calm else 62.0, clock=script.skew)
+        self._limits = Limits(wish=3.0 if script.is_calm else 62.0, clock=script.skew)
         # What a device keeps while its app does not run.
         self._stores: dict[str, MemoryCursorStore] = {}
         self._watching: dict[str, asyncio.Task[Any]] = {}
@@ -137,7 +137,7 @@ class _Run:
         for screen in self._screens:
             for node in NODES:
                 self._cluster.network.reset(_name_of(screen), node)
-        await asyncio.sleep(self._limits.write + self._limits.skew + 10.0)
+        await asyncio.sleep(self._limits.receive + 1.0)
         recipients = [f"r{number}" for number in range(self._script.recipients)]
         await self._reader.read_everything(recipients, producer.accepted, self._screens)
         for recorder in self._recorders:

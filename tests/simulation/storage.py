@@ -68,7 +68,7 @@ class SimulatedThreads:
             return
         items = [self._queue.popleft() for _ in range(min(self._group, len(self._queue)))]
         items = [item for item in items if not item.future.cancelled()]
-        trouble = self.world.trouble(self._store)
+        trouble = self.world.trouble(self._store, writes=self._writes)
         if items:
             self._settle(items, trouble)
         self._busy = bool(self._queue)

@@ -11,7 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from tests.simulation.script import Act, Script
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 280.0
@@ -57,6 +60,20 @@ def test_a_seed_is_replayed_to_the_same_history() -> None:
     first, second = (json.loads(simulate("--digests", "3", "9", "11")) for _ in range(2))
     assert first == second
     assert len(set(first.values())) == 3
+
+
+def test_a_fault_that_meets_nothing_is_not_exercised() -> None:
+    """Links that nobody uses are cut and reset, a lane without records stalls, an empty log is flushed: no evidence."""
+    acts = [
+        Act(0.1, "flush"),
+        Act(0.1, "reset", "producer", "presence"),
+        Act(0.1, "cut", "producer", "presence", seconds=1.0),
+        Act(0.1, "trouble", "bulk.db", seconds=1.0, how="refused"),
+        Act(2.0, "publish", numbers=(0,)),
+        Act(3.0, "reset", "delivery", "gw-sim-0"),
+    ]
+    told = simulate("--script", msgspec.json.encode(Script(acts, 5.0, 1)).decode(), "1")
+    assert "faults with evidence 1, not exercised 4\n" in told
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])

@@ -90,6 +90,8 @@ class World:
         random: every choice of a run comes from here.
         visited: hooks that were passed, and how often.
         crashed: hooks at which a process died.
+        hit: transactions that a store's trouble has changed, by store.
+        held: messages that a cut held, by the two ends.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seed: int) -> None:
@@ -100,6 +102,8 @@ class World:
         self.visited: Counter[str] = Counter()
         self.crashed: Counter[str] = Counter()
         self.troubles: dict[str, Trouble] = {}
+        self.hit: Counter[str] = Counter()
+        self.held: Counter[frozenset[str]] = Counter()
         self.effects = 0
         self.on_crash: Callable[[Host], None] = lambda host: None
         # What broke on a living machine and nobody took: a fault of the code or of the simulation.
@@ -172,9 +176,13 @@ class World:
         pair = frozenset({one, other})
         self._cut[pair] = max(self._cut.get(pair, 0.0), self.loop.time() + seconds)
 
-    def held_until(self, one: str, other: str) -> float:
-        """Returns when messages between two machines pass again; a moment that is over when they do."""
-        return self._cut.get(frozenset({one, other}), 0.0)
+    def send(self, one: str, other: str) -> float:
+        """Returns when a message that is sent now between two machines arrives."""
+        now, pair = self.loop.time(), frozenset({one, other})
+        passes = self._cut.get(pair, 0.0)
+        if passes > now:
+            self.held[pair] += 1
+        return max(now, passes) + self.latency()
 
     def heal(self) -> None:
         """Ends all trouble and all cuts; what is held arrives as it was said when it was sent."""
@@ -182,10 +190,13 @@ class World:
         self._cut.clear()
         self._armed.clear()
 
-    def trouble(self, store: str) -> Trouble | None:
-        """Returns what a store does to this transaction, if anything."""
+    def trouble(self, store: str, *, writes: bool = True) -> Trouble | None:
+        """Returns what a store does to this transaction, if anything; one that only reads can only be late."""
         found = self.troubles.get(store)
-        return found if found is not None and self.random.random() < found.share else None
+        if found is None or not (writes or found.seconds) or self.random.random() >= found.share:
+            return None
+        self.hit[store] += 1
+        return found
 
 
 def _own(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
