@@ -17,6 +17,10 @@ from mesh.tokens import TokenSigner
 
 _RESULTS_LIMIT = 120.0
 _TOKEN_LIFE = 7_200.0
+# New sessions a second of all processes; the edge makes a TLS handshake of each, on one core.
+PACE, _PACE_AT_EDGE = 1_500.0, 500.0
+# Of those who come through the edge.
+_ADDRESSES = 50
 _READY = b'"ready"'
 
 
@@ -88,3 +92,26 @@ def sessions_of(installation: Installation, recipients: Sequence[str]) -> list[t
     signer = TokenSigner(installation.folder / "certs" / "tokens" / "signing.pem")
     now = time.time()
     return [("bench", signer.sign(name, "acme", "recipient", _TOKEN_LIFE, now)) for name in recipients]
+
+
+def live_order(
+    installation: Installation, recipients: Sequence[str], *, node: int | None = None, processes: int = 1
+) -> listeners.Order:
+    """Returns the order for a session of each recipient.
+
+    Args:
+        installation: it serves.
+        recipients: who listens.
+        node: number of the gateway node that they connect to; in turn when left out. The edge chooses by itself.
+        processes: of sessions, which connect at the same time and share the pace.
+    """
+    targets = installation.live_targets()
+    return listeners.Order(
+        targets=targets if node is None or not installation.direct else targets[node : node + 1],
+        server_name=installation.live_name,
+        ca_file=installation.ca_file,
+        sessions=sessions_of(installation, recipients),
+        pace=(PACE if installation.direct else _PACE_AT_EDGE) / processes,
+        # The edge takes so many handshakes a second from one address.
+        addresses=0 if installation.direct else _ADDRESSES,
+    )

@@ -21,7 +21,7 @@ import msgspec
 from bench import listeners, publishers
 from bench.engines import pids as pids_of
 from bench.engines import read
-from bench.installation import Installation
+from bench.installation import Installation, is_envoy
 from bench.measures import FsyncProbe, Spread, cpu_seconds, machine, spread, table
 
 _RESULTS_LIMIT = 120.0
@@ -218,7 +218,7 @@ def show_cpu(figures: Sequence[Figures]) -> str:
 
 
 def _group(name: str) -> str:
-    if name.endswith("-envoy") or name == "edge":
+    if is_envoy(name):
         return "envoys"
     return "gateways" if name.startswith("gw-") else name
 
@@ -237,15 +237,29 @@ def settle(pids: Mapping[str, int]) -> None:
 
 
 def listen(
-    installation: Installation, recipients: Sequence[str], targets: list[str], *, by_category: bool = False
+    installation: Installation,
+    recipients: Sequence[str],
+    targets: list[str],
+    *,
+    by_category: bool = False,
+    returns: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Starts listeners and returns once all are connected."""
+    """Starts listeners and returns once all are connected.
+
+    Args:
+        installation: it serves.
+        recipients: a session each.
+        targets: where they connect.
+        by_category: keep each receipt with its category.
+        returns: sessions that the node closes come back.
+    """
     order = listeners.Order(
         targets=targets,
-        server_name="" if installation.direct else "localhost",
-        ca_file="" if installation.direct else str(installation.folder / "certs" / "ca" / "bundle.pem"),
+        server_name=installation.live_name,
+        ca_file=installation.ca_file,
         sessions=[("bench", installation.token(recipient)) for recipient in recipients],
         by_category=by_category,
+        returns=returns,
     )
     process = start("bench.listeners", order)
     assert process.stdout is not None
@@ -264,7 +278,7 @@ def publisher_order(
     return publishers.Order(
         target=f"unix:{up.run_dir}/ingest.sock" if installation.direct else up.edge,
         metadata=[("x-heliograph-caller", "producer/acme/demo")] if installation.direct else [],
-        ca_file="" if installation.direct else str(installation.folder / "certs" / "ca" / "bundle.pem"),
+        ca_file=installation.ca_file,
         cert_file="" if installation.direct else str(producer / "cert.pem"),
         key_file="" if installation.direct else str(producer / "key.pem"),
         server_name="" if installation.direct else "producers.localhost",

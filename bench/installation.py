@@ -150,8 +150,12 @@ class Installation:
         return {name: process.pid for name, process in self.up.processes.items() if process.pid}
 
     def gateways(self) -> dict[str, int]:
-        """Returns the processes of the gateway nodes by name."""
-        return {name: pid for name, pid in self.pids().items() if name.startswith("gw-")}
+        """Returns the processes of the gateway nodes by name, without their sidecars."""
+        return {name: pid for name, pid in self.pids().items() if name.startswith("gw-") and not is_envoy(name)}
+
+    def envoys(self) -> dict[str, int]:
+        """Returns the sidecars and the edge by name."""
+        return {name: pid for name, pid in self.pids().items() if is_envoy(name)}
 
     def metrics(self, name: str) -> dict[str, float]:
         """Returns the metrics of a process by their full names; those with labels are added up."""
@@ -176,6 +180,16 @@ class Installation:
         """Returns "host:port" of every place where sessions connect."""
         return [url.partition("://")[2].partition("/")[0] for url in self.up.live_urls.values()]
 
+    @property
+    def live_name(self) -> str:
+        """What the edge is called in TLS; empty where sessions connect to the nodes."""
+        return "" if self.direct else "localhost"
+
+    @property
+    def ca_file(self) -> str:
+        """The authority of the edge's certificate; empty where there is no edge."""
+        return "" if self.direct else str(self.folder / "certs" / "ca" / "bundle.pem")
+
     def _wait_until_serving(self) -> None:
         assert self._process is not None
         end = time.monotonic() + (_START_LIMIT if self._engines is None else _START_LIMIT_ON_ENGINES)
@@ -189,6 +203,11 @@ class Installation:
             time.sleep(0.05)
         output = (self.folder / "up.out").read_text(encoding="utf-8", errors="replace")
         raise RuntimeError(f"the installation did not start:\n{output[-2000:]}")
+
+
+def is_envoy(name: str) -> bool:
+    """Says whether a process is a sidecar or the edge."""
+    return name == "edge" or name.endswith("-envoy")
 
 
 def chosen_engines(environ: Mapping[str, str]) -> Path | None:

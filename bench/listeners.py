@@ -18,7 +18,7 @@ import sys
 
 import msgspec
 
-from bench.session import Order, Session, Tally
+from bench.session import LARGEST_RETURN, Order, Session, Tally
 
 __all__ = ["Command", "Order", "Report", "Result"]
 
@@ -75,6 +75,7 @@ class Result(msgspec.Struct, frozen=True):
         receipts: µs from intended time to receipt.
         acks: µs from intended time to the confirmed ack.
         closed: sessions that ended before their time.
+        returned: of these, those that were back and caught up.
         by_category: where asked for, intended time and latency in turn, µs.
     """
 
@@ -83,6 +84,7 @@ class Result(msgspec.Struct, frozen=True):
     receipts: list[int]
     acks: list[int]
     closed: int
+    returned: int = 0
     by_category: dict[str, list[int]] = {}
 
 
@@ -95,6 +97,7 @@ class Listeners:
         self._waiting = list(enumerate(order.sessions))
         self._sessions: list[Session] = []
         self._chance = random.Random(1)
+        self._room = asyncio.Semaphore(LARGEST_RETURN)
 
     async def connect(self, count: int) -> None:
         """Connects the next so many sessions at the pace that was asked for."""
@@ -105,7 +108,8 @@ class Listeners:
             for number, (index, (device_id, token)) in enumerate(chosen):
                 session = Session(self._order, index, device_id, token, self._tally, loop)
                 self._sessions.append(session)
-                group.create_task(session.connect())
+                await self._room.acquire()
+                group.create_task(session.connect()).add_done_callback(lambda _: self._room.release())
                 ahead = began + (number + 1) / self._order.pace - loop.time()
                 if ahead > 0:
                     await asyncio.sleep(ahead)
@@ -149,6 +153,7 @@ class Listeners:
             receipts=tally.receipts.tolist(),
             acks=tally.acks.tolist(),
             closed=tally.lost,
+            returned=len(tally.returns),
             by_category={name: times.tolist() for name, times in tally.by_category.items()},
         )
 

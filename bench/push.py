@@ -2,6 +2,9 @@
 
 The benchmark plays delivery on links of its own, so the CPU of a gateway node is that of pushes alone; it is divided by
 the frames that its sessions got. Beside it a bare loop that writes the same frames to as many sockets, in turn.
+
+Only "topic" is the whole way: an event is published to a topic, and everybody who follows it has a session
+(`bench/push_topic.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench import listeners, peers
-from bench.crowd import Crowd, sessions_of
+from bench import listeners, peers, push_topic
+from bench.crowd import PACE, Crowd, live_order
 from bench.installation import Installation
 from bench.measures import Spread, cpu_seconds, machine, quiet, spread, table
 from bench.pushing import LARGEST_BATCH, Pusher, Writer, pushing
@@ -30,7 +33,6 @@ _LARGEST_FRAME = 16_000
 # Large frames for one frozen reader: the system's own buffers take a few megabytes of them.
 _STUFFING_LIMIT = 1_000
 _TICK = 0.01
-_PACE = 1_500.0
 
 
 class Push(msgspec.Struct, frozen=True):
@@ -83,6 +85,7 @@ class Figures(msgspec.Struct, frozen=True):
     """Everything that was measured."""
 
     pushes: list[Push]
+    topic: push_topic.Topic | None
     frozen: Frozen | None
 
 
@@ -124,20 +127,12 @@ def _crowds(
     installation: Installation, prefix: str, counts: Sequence[int], *, acks: bool, frozen: int = 0
 ) -> Iterator[tuple[list[Crowd], list[list[str]]]]:
     """Connects so many sessions to each node; yields their processes and their recipient keys."""
-    targets = installation.live_targets()
     with contextlib.ExitStack() as stack:
         crowds, keys = [], []
         for index, count in enumerate(counts):
             recipients = [f"{prefix}{index}-{number:05d}" for number in range(count)]
-            order = listeners.Order(
-                targets=targets[index : index + 1],
-                server_name="",
-                ca_file="",
-                sessions=sessions_of(installation, recipients),
-                frozen=frozen,
-                pace=_PACE / len(counts),
-                acks=acks,
-            )
+            order = live_order(installation, recipients, node=index, processes=len(counts))
+            order = msgspec.structs.replace(order, frozen=frozen, acks=acks)
             crowds.append(stack.enter_context(Crowd(order)))
             keys.append([f"acme/{recipient}" for recipient in recipients])
         for crowd in crowds:
@@ -209,7 +204,7 @@ def _bare(sessions: int, rounds: int) -> float:
         assert process.stdout is not None
         target = f"127.0.0.1:{int(process.stdout.readline())}"
         order = listeners.Order(
-            targets=[target], server_name="", ca_file="", sessions=[("bench", "unread")] * sessions, pace=_PACE
+            targets=[target], server_name="", ca_file="", sessions=[("bench", "unread")] * sessions, pace=PACE
         )
         try:
             with Crowd(order) as crowd:
@@ -227,7 +222,7 @@ def _bare(sessions: int, rounds: int) -> float:
 
 
 def measure_audience(sessions: int, nodes: int) -> Push:
-    """Pushes one notification to sessions on several nodes; says when the last one had it."""
+    """Pushes one notification to sessions on several nodes, the gateways' part alone; says when the last one had it."""
 
     async def once(installation: Installation, keys: list[list[str]], crowds: list[Crowd]) -> tuple[float, int]:
         async with _linked(installation, keys) as linked:
@@ -315,13 +310,15 @@ def show(figures: Figures) -> str:
         for one in figures.pushes
     ]
     columns: tuple[str, ...] = ("push", "frames", "CPU µs each", "a core and second", "bare loop µs", "last after s")
-    text = table((*columns, "refused"), rows)
+    tables = [table((*columns, "refused"), rows)] if rows else []
+    if figures.topic is not None:
+        tables.append(push_topic.show(figures.topic))
     if figures.frozen is not None:
         frozen = figures.frozen
         row = (f"{frozen.share:.0%}", frozen.healthy.p50, frozen.healthy.p99, frozen.beside.p50, frozen.beside.p99)
         columns = ("frozen readers", "p50 ms without", "p99", "p50 beside", "p99", "ratio of p99", "refused as behind")
-        text += "\n\n" + table(columns, [(*row, f"{frozen.ratio:.2f}", f"{frozen.behind:,}")])
-    return text
+        tables.append(table(columns, [(*row, f"{frozen.ratio:.2f}", f"{frozen.behind:,}")]))
+    return "\n\n".join(tables)
 
 
 def main() -> None:
@@ -330,11 +327,12 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=5_000, help="for the costs")
     parser.add_argument("--rounds", type=int, default=10, help="notifications to each of them; below 50")
     parser.add_argument("--audience", type=int, default=20_000, help="connected recipients of one event")
+    parser.add_argument("--shape", choices=("direct", "mesh"), default="direct", help="of the topic's installation")
     parser.add_argument("--nodes", type=int, default=2, help="that they are on")
     parser.add_argument("--frozen", type=float, default=0.05, help="share of the readers")
     parser.add_argument("--rate", type=float, default=2_000.0, help="pushes a second beside frozen readers")
     parser.add_argument("--seconds", type=float, default=5.0, help="of them")
-    parser.add_argument("--only", choices=("cost", "audience", "frozen"))
+    parser.add_argument("--only", choices=("cost", "audience", "topic", "frozen"))
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
     pushes: list[Push] = []
@@ -342,9 +340,12 @@ def main() -> None:
         pushes += measure_pushes(chosen.sessions, chosen.rounds)
     if chosen.only in (None, "audience"):
         pushes.append(measure_audience(chosen.audience, chosen.nodes))
+    topic = None
+    if chosen.only in (None, "topic"):
+        topic = push_topic.measure(chosen.audience, chosen.nodes, direct=chosen.shape == "direct")
     wanted = chosen.only in (None, "frozen")
     frozen = measure_frozen(1_000, chosen.frozen, chosen.rate, chosen.seconds, 3) if wanted else None
-    figures = Figures(pushes=pushes, frozen=frozen)
+    figures = Figures(pushes=pushes, topic=topic, frozen=frozen)
     print(show(figures))
     print("\n" + "  ".join(f"{key} {value}" for key, value in machine().items()))
     if chosen.json:

@@ -29,9 +29,9 @@ _CONNECT_LIMIT = 90.0
 # As the client library waits by default before it connects again.
 _RETRY_BASE, _RETRY_CAP = 0.5, 15.0
 _LARGEST_REFS = 500
-# Sessions of one process that come back at the same time. More of them could not follow their own handshakes, and would
-# be too slow where as many clients of their own are not.
-_LARGEST_RETURN = 500
+# Sessions of one process that connect, or come back, at the same time. More of them could not follow their own
+# handshakes, and would be too slow where as many clients of their own are not.
+LARGEST_RETURN = 500
 _RETRY_AFTER = re.compile(rb"\r\nretry-after: *([0-9]+)", re.IGNORECASE)
 _NOT_NOW = b"HTTP/1.1 503"
 _SWITCHED = b"HTTP/1.1 101"
@@ -47,6 +47,7 @@ class Order(msgspec.Struct, frozen=True):
         sessions: one (device id, token) each.
         frozen: so many sessions stop reading once they are connected.
         pace: connects a second.
+        addresses: loopback addresses that the sessions come from in turn; 0: the system's choice.
         first: so many sessions connect at once, the others on command; all when left out.
         acks: notifications are acked.
         returns: sessions that are lost come back.
@@ -60,6 +61,7 @@ class Order(msgspec.Struct, frozen=True):
     sessions: list[tuple[str, str]]
     frozen: int = 0
     pace: float = 500.0
+    addresses: int = 0
     first: int | None = None
     acks: bool = True
     returns: bool = False
@@ -96,7 +98,7 @@ class Tally:
         self._next()
 
     def _next(self) -> None:
-        while self._waiting and self._returning < _LARGEST_RETURN:
+        while self._waiting and self._returning < LARGEST_RETURN:
             self._returning += 1
             self._waiting.popleft().try_again()
 
@@ -191,6 +193,7 @@ class Session(asyncio.Protocol):
     async def _dial(self, targets: list[str]) -> None:
         """Connects to the first target that answers, as what balances connections would."""
         order = self._order
+        own = (f"127.1.0.{1 + self._index % order.addresses}", 0) if order.addresses else None
         for target in targets:
             host, _, port = target.rpartition(":")
             try:
@@ -200,6 +203,7 @@ class Session(asyncio.Protocol):
                     int(port),
                     ssl=_tls(order.ca_file) if order.ca_file else None,
                     server_hostname=order.server_name if order.ca_file else None,
+                    local_addr=own,
                 )
             except OSError as error:
                 failure = error
@@ -337,8 +341,15 @@ class Session(asyncio.Protocol):
         elif kind == "ping":
             self._frame_number += 1
             self._send(pb.ConnectRequest(pong=pb.Pong(), frame_number=self._frame_number))
-        elif kind == "go_away" and not self.caught_up:
-            self._send_away(frame.go_away.reconnect_delay.ToMilliseconds() / 1_000)
+        elif kind == "go_away":
+            self._take_go_away(frame.go_away.reconnect_delay.ToMilliseconds() / 1_000)
+
+    def _take_go_away(self, delay: float) -> None:
+        """A session that is live ends with a delay; one that has not begun is not wanted."""
+        if self.caught_up:
+            self._named = delay
+        else:
+            self._send_away(delay)
 
     def _take_checkpoint(self, cursor: str) -> None:
         self._cursor, self._attempt = cursor, 0

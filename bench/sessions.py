@@ -3,7 +3,7 @@
 All sessions are complete: opened through the real handshake with tokens of their own, registered at presence, replayed,
 live. The same client connects to the server of the `websockets` library and to a bare asyncio protocol. In the storm
 a gateway node is killed with all its sessions; they come back as the client library does, by both nodes once the killed
-one runs again, and find what was published meanwhile.
+one runs again, and find what was published meanwhile. Through the mesh the edge shares the sessions out.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from pathlib import Path
 
 import msgspec
 
-from bench.crowd import Crowd, sessions_of
+from bench.crowd import PACE, Crowd, live_order
 from bench.e2e import Load, output, publisher_order, start
 from bench.installation import Installation
-from bench.listeners import Command, Order
+from bench.listeners import Command, Order, Report
 from bench.measures import cpu_seconds, machine, memory_bytes, quiet, table
 from bench.peers import KINDS
 
 # What idle CPU is quoted for; the runs are shorter, with everything periodic as much faster.
 _HEARTBEAT, _ROUND = 120.0, 600.0
-_PACE = 1_500.0
 _LARGEST_EVENT = 10_000
 _PAUSE = "heliograph_gateway_collection_pause_max_seconds"
 _STORM_LIMIT = 120.0
@@ -47,10 +46,11 @@ class Cost(msgspec.Struct, frozen=True):
         sessions: the larger number, all nodes together.
         bytes_each: growth of the process's own memory from the smaller to the larger number.
         handshake_micros: CPU of the server for each new session, everything up to the end of its replay included.
-        others_micros: CPU of presence and delivery for it.
+        others_micros: CPU of the other processes for it: presence and delivery, and the Envoys where there are some.
         idle_micros: CPU per session and second, with a heartbeat every 2 minutes.
         base_micros: CPU per second of a server without sessions.
         pause_ms: longest garbage collection.
+        envoy_bytes: growth of the Envoys' memory for each new session, edge and sidecars together.
     """
 
     kind: str
@@ -61,6 +61,7 @@ class Cost(msgspec.Struct, frozen=True):
     idle_micros: float
     base_micros: float
     pause_ms: float = 0.0
+    envoy_bytes: float = 0.0
 
 
 class Storm(msgspec.Struct, frozen=True):
@@ -109,6 +110,7 @@ class Plan(msgspec.Struct, frozen=True):
         large: sessions of a node at the second one.
         heartbeat: seconds between two pings.
         idle: seconds that idle CPU is watched for.
+        direct: without sidecars and edge.
     """
 
     nodes: int
@@ -116,6 +118,7 @@ class Plan(msgspec.Struct, frozen=True):
     large: int
     heartbeat: float
     idle: float
+    direct: bool = True
 
     @property
     def faster(self) -> float:
@@ -133,7 +136,7 @@ def measure_gateway(plan: Plan, *, storm: bool) -> tuple[Cost, Storm | None]:
         "HELIOGRAPH_GATEWAY_ROUND_INTERVAL": str(_ROUND / plan.faster),
     }
     with contextlib.ExitStack() as stack:
-        installation = stack.enter_context(Installation(direct=True, gateways=plan.nodes, environ=environ))
+        installation = stack.enter_context(Installation(direct=plan.direct, gateways=plan.nodes, environ=environ))
         nodes = installation.gateways()
         quiet(installation.pids())
         base = _watch(nodes, _CALM)
@@ -146,29 +149,24 @@ def measure_gateway(plan: Plan, *, storm: bool) -> tuple[Cost, Storm | None]:
 
 def _crowds(installation: Installation, plan: Plan) -> Iterator[Crowd]:
     """Yields one process of sessions for each node; all of them know every node, their own first."""
-    targets = installation.live_targets()
     for index in range(plan.nodes):
-        recipients = [f"r{index}-{number:05d}" for number in range(plan.large)]
+        order = live_order(installation, _recipients(index, plan), node=index, processes=plan.nodes)
         yield Crowd(
-            Order(
-                targets=targets[index : index + 1],
-                server_name="",
-                ca_file="",
-                sessions=sessions_of(installation, recipients),
-                pace=_PACE / plan.nodes,
-                first=plan.small,
-                returns=True,
-                elsewhere=targets,
-            )
+            msgspec.structs.replace(order, first=plan.small, returns=True, elsewhere=installation.live_targets())
         )
+
+
+def _recipients(index: int, plan: Plan) -> list[str]:
+    return [f"r{index}-{number:05d}" for number in range(plan.large)]
 
 
 def _grow(installation: Installation, plan: Plan, crowds: Sequence[Crowd], base: float) -> Cost:
     nodes, pids = installation.gateways(), installation.pids()
     others = {name: pid for name, pid in pids.items() if name not in nodes}
+    envoys = list(installation.envoys().values())
     quiet(pids)
     time.sleep(_CALM)
-    memory = sum(memory_bytes(pid) for pid in nodes.values())
+    memory, envoy_memory = sum(map(memory_bytes, nodes.values())), sum(map(memory_bytes, envoys))
     before, others_before = sum(cpu_seconds(nodes).values()), sum(cpu_seconds(others).values())
     for crowd in crowds:
         crowd.begin(Command(more=plan.large - plan.small))
@@ -179,7 +177,8 @@ def _grow(installation: Installation, plan: Plan, crowds: Sequence[Crowd], base:
     handshake = (sum(cpu_seconds(nodes).values()) - before) / more
     others_each = (sum(cpu_seconds(others).values()) - others_before) / more
     time.sleep(_CALM)
-    grown = sum(memory_bytes(pid) for pid in nodes.values()) - memory
+    grown = sum(map(memory_bytes, nodes.values())) - memory
+    envoy_grown = sum(map(memory_bytes, envoys)) - envoy_memory
     idle = _watch(nodes, plan.idle)
     count = plan.large * plan.nodes
     return Cost(
@@ -191,6 +190,7 @@ def _grow(installation: Installation, plan: Plan, crowds: Sequence[Crowd], base:
         idle_micros=round(((idle - base) / plan.faster + base) / count * 1e6, 2),
         base_micros=round(base * 1e6),
         pause_ms=round(max(installation.metrics(name)[_PAUSE] for name in nodes) * 1e3, 1),
+        envoy_bytes=round(envoy_grown / more),
     )
 
 
@@ -206,18 +206,20 @@ def _watch(pids: Mapping[str, int], seconds: float) -> float:
 
 def _storm(installation: Installation, plan: Plan, crowds: Sequence[Crowd]) -> Storm:
     name, pid = next(iter(installation.gateways().items()))
-    crowd = crowds[0]
-    seen = crowd.report().received
+    # Behind an edge nobody knows whose sessions the node has.
+    hit = crowds[:1] if plan.direct else crowds
+    recipients = [one for index in range(len(hit)) for one in _recipients(index, plan)]
+    seen = _seen(hit).received
     # The killed process's own time is gone with it.
     others = {one: its for one, its in installation.pids().items() if one != name}
     before = sum(cpu_seconds(others).values())
     began = time.monotonic_ns() // 1_000
     os.kill(pid, signal.SIGKILL)
-    _publish(installation, [f"r0-{number:05d}" for number in range(plan.large)])
-    report, end, used = crowd.report(), time.monotonic() + _STORM_LIMIT, 0.0
-    while time.monotonic() < end and (report.open < plan.large or report.received < seen + plan.large):
+    _publish(installation, recipients)
+    report, end, used = _seen(hit), time.monotonic() + _STORM_LIMIT, 0.0
+    while time.monotonic() < end and (report.open < len(recipients) or report.received < seen + len(recipients)):
         time.sleep(0.5)
-        report = crowd.report()
+        report = _seen(hit)
         if not used and len(report.returns) >= report.lost * 0.99 > 0:
             used = sum(cpu_seconds(installation.pids()).values()) - before
     lost = report.lost
@@ -233,9 +235,21 @@ def _storm(installation: Installation, plan: Plan, crowds: Sequence[Crowd]) -> S
         tries=report.tries,
         turned_away=report.turned_away,
         lost_again=report.lost_again,
-        missed=plan.large - (report.received - seen),
+        missed=len(recipients) - (report.received - seen),
         cpu_micros=round(used / max(1, lost) * 1e6),
     )
+
+
+def _seen(crowds: Sequence[Crowd]) -> Report:
+    return together([crowd.report() for crowd in crowds])
+
+
+def together(reports: Sequence[Report]) -> Report:
+    """Returns what several processes see, as if they were one."""
+    counts = {
+        name: sum(getattr(one, name) for one in reports) for name in Report.__struct_fields__ if name != "returns"
+    }
+    return Report(**counts, returns=[at for one in reports for at in one.returns])
 
 
 def _publish(installation: Installation, recipients: Sequence[str]) -> None:
@@ -265,7 +279,7 @@ def measure_peer(kind: str, plan: Plan) -> Cost:
         pids = {kind: process.pid}
         base = _watch(pids, _CALM / 3)
         sessions = [("bench", "unread")] * plan.large
-        order = Order(targets=[target], server_name="", ca_file="", sessions=sessions, pace=_PACE, first=plan.small)
+        order = Order(targets=[target], server_name="", ca_file="", sessions=sessions, pace=PACE, first=plan.small)
         try:
             with Crowd(order) as crowd:
                 crowd.wait()
@@ -301,6 +315,7 @@ def show(figures: Figures) -> str:
             one.kind,
             f"{one.sessions:,}",
             f"{one.bytes_each:,.0f}",
+            f"{one.envoy_bytes:,.0f}",
             f"{one.handshake_micros:.0f}",
             f"{one.others_micros:.0f}",
             f"{one.idle_micros:.2f}",
@@ -309,7 +324,7 @@ def show(figures: Figures) -> str:
         )
         for one in figures.costs
     ]
-    columns: tuple[str, ...] = ("server", "sessions", "bytes each", "handshake CPU µs", "others µs")
+    columns: tuple[str, ...] = ("server", "sessions", "bytes each", "of Envoys", "handshake CPU µs", "others µs")
     columns += ("idle CPU µs/s each", "empty CPU µs/s", "longest GC ms")
     text = table(columns, rows)
     if figures.storm is not None:
@@ -338,6 +353,7 @@ def measure(plan: Plan, *, peers: Sequence[str], storm: bool, rounds: int) -> Fi
 def main() -> None:
     """Runs the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=("direct", "mesh"), default="direct")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--sessions", type=int, default=10_000, help="of each node")
     parser.add_argument("--small", type=int, default=2_500, help="of each node, for the slope")
@@ -349,6 +365,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
     room = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - _OTHER_FILES
+    if chosen.shape == "mesh":
+        # One edge holds them all.
+        room //= chosen.nodes
     if chosen.sessions > room:
         print(f"this machine allows {room:,} sessions a process; more need more --nodes", file=sys.stderr)
     plan = Plan(
@@ -357,6 +376,7 @@ def main() -> None:
         large=min(chosen.sessions, room),
         heartbeat=chosen.heartbeat,
         idle=chosen.idle,
+        direct=chosen.shape == "direct",
     )
     peers = [kind for kind in chosen.peer or KINDS if kind != "none"]
     figures = measure(plan, peers=peers, storm=not chosen.no_storm, rounds=chosen.rounds)

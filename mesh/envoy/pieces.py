@@ -147,11 +147,19 @@ def http2_upstream(topology: Topology, *, own: bool = False, sessions: bool = Fa
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": upstream}
 
 
-def base_cluster(topology: Topology, name: str, kind: str, policy: str) -> Piece:
-    """Returns what every cluster has."""
+def base_cluster(topology: Topology, name: str, kind: str, policy: str, *, connections: int = 0) -> Piece:
+    """Returns what every cluster has.
+
+    Args:
+        topology: the numbers.
+        name: of the cluster.
+        kind: how its endpoints are found.
+        policy: how one of them is chosen.
+        connections: to it; those of the breakers when left out.
+    """
     limits = topology.breakers
     threshold = {
-        "max_connections": limits.connections,
+        "max_connections": connections or limits.connections,
         "max_pending_requests": limits.pending_requests,
         "max_requests": limits.requests,
         "max_retries": limits.retries,

@@ -264,8 +264,10 @@ def _peer(topology: Topology, layout: Layout, caller: str, peer: str) -> Piece:
 
 
 def _websocket_cluster(topology: Topology, layout: Layout, process: str) -> Piece:
+    # HTTP/1.1: a connection for each session.
+    connections = topology.sidecar.connections
     return {
-        **base_cluster(topology, _LOCAL_WEBSOCKET, "STATIC", "ROUND_ROBIN"),
+        **base_cluster(topology, _LOCAL_WEBSOCKET, "STATIC", "ROUND_ROBIN", connections=connections),
         "per_connection_buffer_limit_bytes": topology.edge.limits.buffer_bytes,
         "load_assignment": endpoints(_LOCAL_WEBSOCKET, [{"pipe": {"path": layout.websocket(process)}}]),
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.installation import chosen_engines
+from bench.installation import chosen_engines, is_envoy
 from heliograph_cli.failures import CommandFailed
 
 
@@ -25,3 +25,11 @@ def test_engines_that_do_not_run_are_said(tmp_path: Path) -> None:
         chosen_engines({"STORES": "engines", "HELIOGRAPH_ENGINES": str(tmp_path / "absent.json")})
     with pytest.raises(CommandFailed, match="embedded or engines"):
         chosen_engines({"STORES": "both"})
+
+
+@pytest.mark.parametrize(
+    ("name", "envoy"), [("edge", True), ("gw-lab-0-envoy", True), ("gw-lab-0", False), ("delivery", False)]
+)
+def test_sidecars_and_the_edge_are_told_from_what_they_stand_beside(name: str, envoy: bool) -> None:
+    """What a gateway node needs is not what its sidecar needs."""
+    assert is_envoy(name) is envoy

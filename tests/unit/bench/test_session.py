@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
 from bench.session import Order, Session, Tally
-from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectResponse, Notify, Replayed
+from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectResponse, GoAway, Notify, Replayed
 from heliograph.type.v1.notification_pb2 import Content, Notification
 from svc_gateway import wire
 
@@ -76,6 +79,40 @@ async def test_it_notes_when_it_is_told_to_come_later() -> None:
     session, transport, tally = _session()
     session.data_received(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 3\r\n\r\n{}")
     assert (tally.turned_away, transport.closed) == (1, True)
+
+
+async def test_it_waits_as_long_as_it_is_told_when_a_live_session_ends() -> None:
+    """As the client library does: the delay of the frame before the close is shared out, the jitter comes on top."""
+    session, _, tally = _session(Order(targets=["127.0.0.1:1"], server_name="", ca_file="", sessions=[], returns=True))
+    session.data_received(_SWITCHED + _frame(ConnectResponse(replayed=Replayed(cursor="7.e"))))
+    away = ConnectResponse(go_away=GoAway(reason="OVERLOADED", reconnect=True, reconnect_delay=Duration(seconds=60)))
+    loop, waits = asyncio.get_event_loop(), list[float]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("random.random", lambda: 1.0)
+        patch.setattr(loop, "call_later", lambda delay, *_: waits.append(delay))
+        session.data_received(_frame(away))
+        session.connection_lost(None)
+        assert len(waits) == 1
+        assert 60.0 <= waits[0] < 76.0
+    assert (tally.lost, tally.turned_away) == (1, 0)
+
+
+async def test_sessions_come_from_the_addresses_in_turn() -> None:
+    """Where the server limits what one address may do."""
+    seen: list[str] = []
+
+    def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer.get_extra_info("peername")[0])
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    target = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    order = Order(targets=[target], server_name="", ca_file="", sessions=[], addresses=2)
+    for index in range(3):
+        with pytest.raises(ConnectionError):
+            await Session(order, index, "d", "t", Tally(), asyncio.get_event_loop()).connect()
+    server.close()
+    assert seen == ["127.1.0.1", "127.1.0.2", "127.1.0.1"]
 
 
 async def test_so_many_come_back_at_once_and_no_more() -> None:

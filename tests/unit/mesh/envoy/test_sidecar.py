@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from svc_gateway.settings import GatewaySettings
 from tests.support.envoys import clusters, http, listener, routes, topology
 
 DISPATCH = "/heliograph.delivery.v1.DeliveryService/Dispatch"
@@ -119,3 +120,12 @@ def test_websockets_go_to_the_nodes_own_socket() -> None:
     endpoint = clusters("gw-test-0")["local_ws"]["load_assignment"]["endpoints"][0]["lb_endpoints"][0]
     assert endpoint["endpoint"]["address"]["pipe"]["path"] == "/run/hg/gw-test-0.ws"
     assert "local_ws" not in clusters("delivery")
+
+
+def test_a_node_may_have_as_many_websockets_as_its_sidecar_connections() -> None:
+    """Each has a connection of its own to the node; what limits calls to a service would stop them far below."""
+    sidecar = clusters("gw-test-0")
+    most = {name: sidecar[name]["circuit_breakers"]["thresholds"][0]["max_connections"] for name in sidecar}
+    assert most["local_ws"] == topology().sidecar.connections
+    assert most["local_ws"] >= GatewaySettings.model_fields["session_limit"].default
+    assert most["local"] == topology().breakers.connections
