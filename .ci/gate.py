@@ -1,9 +1,9 @@
 """Runs what must pass before anything lands: the steps in order, cheapest first, each with its time.
 
-The cheap steps only read: as many of them run side by side as there are processors for, and what each says is shown as
-a whole when it ends. All others have time limits of their own and run alone. The first step that fails ends the run
-with its name, so nobody waits for the rest. It must not know how a step works: each is a target of the Makefile, so
-what fails here can be run alone under the same name.
+Steps that need no servers are single processes: as many of them run side by side as there are processors for, and what
+each says is shown as a whole when it ends. All others start many processes, have time limits of their own and run
+alone. The first step that fails ends the run with its name, so nobody waits for the rest. It must not know how a step
+works: each is a target of the Makefile, so what fails here can be run alone under the same name.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The longest first: the others run beside it.
-CHEAP: tuple[tuple[str, ...], ...] = (
+# The longest soon: the others run beside it.
+SINGLE: tuple[tuple[str, ...], ...] = (
     ("types",),
+    ("unit",),
     ("fmt-check",),
     ("lint",),
     ("gen-check",),
     ("breaking",),
     ("docs-check",),
+    ("wheel-test",),
 )
 STEPS: tuple[tuple[str, ...], ...] = (
-    ("unit",),
-    ("wheel-test",),
     ("engines-test",),
     ("scenarios", "SHAPE=processes"),
     ("scenarios", "SHAPE=mesh"),
@@ -77,23 +77,23 @@ class _Running:
             self.process.wait()
 
 
-def run(cheap: Sequence[Step], steps: Sequence[Step], make: Sequence[str], places: int) -> int:
+def run(single: Sequence[Step], steps: Sequence[Step], make: Sequence[str], places: int) -> int:
     """Runs the steps until one fails; returns the exit code for the whole.
 
     Args:
-        cheap: steps that run side by side before all others; each the arguments of one call of make.
+        single: steps that run side by side before all others; each the arguments of one call of make.
         steps: those that run alone.
         make: the command that runs a step.
         places: how many run side by side.
     """
-    began, count = time.monotonic(), len(cheap) + len(steps)
-    for one in _ended_of(cheap, make, places):
+    began, count = time.monotonic(), len(single) + len(steps)
+    for one in _ended_of(single, make, places):
         assert one.output is not None
         one.output.seek(0)
         print(f"\n== {one.number}/{count} {one.name}\n{one.output.read().decode(errors='replace')}", end="", flush=True)
         if not _passed(one):
             return 1
-    for number, step in enumerate(steps, start=len(cheap) + 1):
+    for number, step in enumerate(steps, start=len(single) + 1):
         print(f"\n== {number}/{count} {' '.join(step)}", flush=True)
         one = _Running(number, step, make)
         try:
@@ -132,4 +132,4 @@ def _passed(one: _Running) -> bool:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    sys.exit(run(CHEAP, STEPS, ["make", "--no-print-directory"], os.cpu_count() or 1))
+    sys.exit(run(SINGLE, STEPS, ["make", "--no-print-directory"], os.cpu_count() or 1))

@@ -45,7 +45,7 @@ def test_every_target_is_one_line() -> None:
 
 def test_every_step_of_the_gate_is_a_target() -> None:
     """A step that fails can be run alone under the name that was printed."""
-    assert {step[0] for step in (*GATE["CHEAP"], *GATE["STEPS"])} <= _phony()
+    assert {step[0] for step in (*GATE["SINGLE"], *GATE["STEPS"])} <= _phony()
 
 
 def test_marked_tests_have_a_step_in_the_gate() -> None:
@@ -75,7 +75,7 @@ def test_a_failing_step_ends_the_gate_with_its_name(capfd: pytest.CaptureFixture
     assert "reached" not in printed
 
 
-def test_cheap_steps_run_side_by_side_and_speak_one_after_another(
+def test_single_steps_run_side_by_side_and_speak_one_after_another(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each waits for the other here, so neither would end alone; what one says stands together below its name."""
@@ -97,7 +97,7 @@ def test_cheap_steps_run_side_by_side_and_speak_one_after_another(
     assert "== PASSED: 3 steps" in printed
 
 
-def test_a_failing_cheap_step_ends_those_beside_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_single_step_ends_those_beside_it(capfd: pytest.CaptureFixture[str]) -> None:
     """Nobody waits for the rest: what runs beside it is ended, and nothing else begins."""
     endless, failing = ["tail -f /dev/null"], ["echo why; exit 3"]
     assert GATE["run"]([endless, failing, ["echo third"]], [["echo reached"]], ["sh", "-c"], 2) == 1
