@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 import pytest
 import pytest_asyncio
 
+from heliograph.delivery.v1 import inbox_service_pb2, inbox_service_pb2_grpc
+from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
+from heliograph.prefs.v1 import topic_service_pb2, topic_service_pb2_grpc
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationState
+from heliograph_cli.connection import OPERATOR, Actor, Connection
+from heliograph_client.events import PriorityName
 from tests.support.apps import Apps
 from tests.support.audience import audience, load
-from tests.support.cluster import Cluster
+from tests.support.cluster import TENANT, Cluster
 from tests.support.ledger import Ledger
 from tests.support.shapes import BOTH, MESH, frozen, name_of, running
 from tests.support.wait import until
@@ -19,6 +27,9 @@ pytestmark = pytest.mark.timeout(120)
 
 # The promise after any crash is 30 s; the rest is for a machine that is busy.
 _SETTLE_LIMIT_S = 40.0
+_LANES: Final[Sequence[PriorityName]] = ("high", "normal", "bulk")
+# What counts as large is small.
+_LARGE = {"FANOUT_LARGE_AUDIENCE": "50", "FANOUT_SLICE_SIZE": "20"}
 _SERVICES = ("ingest", "fanout", "prefs", "presence", "delivery", "gateway-0", "gateway-1")
 _ENVOYS = ("ingest-envoy", "fanout-envoy", "presence-envoy", "delivery-envoy", "gateway-1-envoy", "edge")
 
@@ -26,7 +37,7 @@ _ENVOYS = ("ingest-envoy", "fanout-envoy", "presence-envoy", "delivery-envoy", "
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     """One cluster for all tests here: each leaves everything running again, and has recipients of its own."""
-    async with running(request.param) as cluster:
+    async with running(request.param, settings=_LARGE) as cluster:
         yield cluster
 
 
@@ -107,3 +118,79 @@ async def test_an_ack_that_is_said_while_delivery_is_dead_is_stored_by_the_next_
         await phone.has_confirmed(number)
     (item,) = (await apps.list_inbox("acker")).items
     assert item.state == NotificationState.NOTIFICATION_STATE_SEEN
+
+
+async def subscribe(connection: Connection, topic: str, recipients: Sequence[str]) -> None:
+    """Subscribes recipients, each as itself."""
+
+    async def one(recipient: str) -> None:
+        await connection.call(
+            "prefs",
+            lambda channel: topic_service_pb2_grpc.TopicServiceStub(channel).Subscribe,
+            topic_service_pb2.SubscribeRequest(topic_ids=[topic]),
+            Actor("recipient", recipient, TENANT),
+        )
+
+    await asyncio.gather(*map(one, recipients))
+
+
+async def listed(connection: Connection, recipient: str) -> list[str]:
+    """Returns the ids in a recipient's list, newest first."""
+    answer = await connection.call(
+        "delivery",
+        lambda channel: inbox_service_pb2_grpc.InboxServiceStub(channel).ListInbox,
+        inbox_service_pb2.ListInboxRequest(page_size=200),
+        Actor("recipient", recipient, TENANT),
+    )
+    return [item.notification.notification_id for item in answer.items]
+
+
+async def lag(connection: Connection) -> Counter[str]:
+    """Returns how many records fan-out has not finished, by lane; without lanes where nothing is left."""
+    answer = await connection.call(
+        "fanout",
+        lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).GetLag,
+        fanout_service_pb2.GetLagRequest(),
+        Actor("operator", OPERATOR),
+    )
+    found = Counter[str]()
+    for one in answer.lanes:
+        found[one.lane] += one.record_count
+    return +found
+
+
+async def test_large_audiences_outlive_fanout(cluster: Cluster) -> None:
+    """Killed between slices that nobody has answered yet: the next process sends them, and everybody has them once."""
+    names = [f"subscriber-{number:03}" for number in range(100)]
+    async with (
+        cluster.connection() as connection,
+        cluster.publisher() as publisher,
+        cluster.subscriber(names[0]) as first,
+        cluster.subscriber(names[-1]) as last,
+    ):
+        await subscribe(connection, "large", names)
+        await until(lambda: bool(first.stats.checkpoints and last.stats.checkpoints), 20.0, "both are there")
+        with frozen(cluster, "delivery"):
+            receipts = [
+                await publisher.publish(category="general", topics="large", title=f"{lane} to all", priority=lane)
+                for lane in _LANES
+            ]
+
+            async def are_planned() -> bool:
+                return await lag(connection) == {f"slices-{lane}": 5 for lane in _LANES}
+
+            await until(are_planned, 10.0, "the events are finished, and slices of each priority are left of them")
+            before = await cluster.kill("fanout")
+        await cluster.wait_restarted(before)
+        for name in names:
+
+            async def has_all(name: str = name) -> bool:
+                return len(await listed(connection, name)) >= len(receipts)
+
+            await until(has_all, _SETTLE_LIMIT_S, f"{name} has all of them")
+            assert sorted(await listed(connection, name)) == sorted(receipt.event_id for receipt in receipts)
+        await publisher.publish(category="general", to=[names[0], names[-1]], title="to two")
+        for screen in (first, last):
+            async with asyncio.timeout(20.0):
+                shown = [(await anext(screen)).title for _ in range(len(receipts) + 1)]
+            assert sorted(shown) == ["bulk to all", "high to all", "normal to all", "to two"]

@@ -27,7 +27,7 @@ from heliograph_cli.connection import Actor, Connection, Reach, connect, sign
 from heliograph_cli.engines import read_engines, service_urls
 from heliograph_cli.folders import Folders, folders
 from heliograph_cli.record import ProcessRecord, UpRecord
-from heliograph_client import Publisher, Subscriber, Update
+from heliograph_client import Publisher, Subscriber, Transport, Update
 from tests.support import engines
 from tests.support.wait import until
 
@@ -244,12 +244,22 @@ class Cluster:
         tenant: str = TENANT,
         node: str = "",
         auto_ack: bool = True,
+        remember: bool = False,
         on_update: Callable[[Update], None] | None = None,
+        transport: Transport = "websocket",
     ) -> AsyncIterator[Subscriber]:
         """Opens a subscriber of the SDK: through the edge, or at a gateway node in the shape `processes`."""
         async with self.connection() as connection:
             actor = Actor("recipient", recipient, tenant)
-            subscriber = connection.subscriber(actor, device_id, node=node, auto_ack=auto_ack, on_update=on_update)
+            subscriber = connection.subscriber(
+                actor,
+                device_id,
+                node=node,
+                remember=remember,
+                auto_ack=auto_ack,
+                on_update=on_update,
+                transport=transport,
+            )
             async with subscriber:
                 yield subscriber
 

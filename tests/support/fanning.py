@@ -14,7 +14,7 @@ from pathlib import Path
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from heliograph.fanout.v1 import slice_record_pb2
-from heliograph.type.v1 import plan_pb2
+from heliograph.type.v1 import notification_pb2, plan_pb2
 from mesh.clock import ManualClock
 from mesh.lanes import LaneReader, LaneUnavailable, LaneWriter, Parked, Record, Stored, open_reader, open_writer
 from mesh.lanes import position_migrations as migrations
@@ -34,6 +34,11 @@ from tests.support.dispatching import InProcessDelivery, InProcessPrefs, make_en
 from tests.support.wait import until
 
 LANE = "normal"
+PRIORITIES = {
+    "high": notification_pb2.PRIORITY_HIGH,
+    "normal": notification_pb2.PRIORITY_NORMAL,
+    "bulk": notification_pb2.PRIORITY_BULK,
+}
 URL = "sqlite:///lanes"
 # In which a record that kills has killed.
 MOMENT_S = 0.02
@@ -127,7 +132,7 @@ class Fanout:
         options: settings of the next process.
     """
 
-    def __init__(self, folder: Path, run_dir: Path) -> None:
+    def __init__(self, folder: Path, run_dir: Path, name: str = LANE) -> None:
         self.clock = ManualClock()
         self.prefs = InProcessPrefs()
         self.ask: Prefs | None = None
@@ -137,7 +142,8 @@ class Fanout:
         self.append_times: list[float] = []
         self._folder = folder
         self._run_dir = run_dir
-        self._publisher = self._writer(LANE)
+        self._name, self._slices_name = name, f"slices-{name}"
+        self._publisher = self._writer(name)
         self._open = contextlib.AsyncExitStack()
         self.lane: UnsteadyLane
         self.slice_lane: UnsteadyLane
@@ -164,11 +170,11 @@ class Fanout:
         positions = Writer(self._folder / "positions.db", migrations=migrations(), lock_wait=0.0)
         await positions.open()
         self._open.push_async_callback(positions.close)
-        writer = self._writer("slices-" + LANE)
+        writer = self._writer(self._slices_name)
         await writer.open()
         self._open.push_async_callback(writer.close)
-        self.lane = UnsteadyLane(await self._reader(LANE, positions), self._publisher)
-        self.slice_lane = UnsteadyLane(await self._reader("slices-" + LANE, positions), writer)
+        self.lane = UnsteadyLane(await self._reader(self._name, positions), self._publisher)
+        self.slice_lane = UnsteadyLane(await self._reader(self._slices_name, positions), writer)
         self._make()
 
     def _make(self) -> None:
@@ -178,7 +184,7 @@ class Fanout:
         options = self.options
         self.wishes = Wishes(prefs=prefs, clock=self.clock, metrics=metrics, poll_interval=0.002)
         turn = asyncio.Lock()
-        flight = self._flight(LANE, self.lane, metrics, options.get("batches_in_flight", 8))
+        flight = self._flight(self._name, self.lane, metrics, options.get("batches_in_flight", 8))
         planner = Planner(
             flight=flight,
             writer=self.slice_lane,
@@ -205,11 +211,11 @@ class Fanout:
             trace=self._trace,
         )
         lanes = {
-            LANE: Lane(self.lane, self.slice_lane, planner.plan_again),
-            "slices-" + LANE: Lane(self.slice_lane, self.slice_lane, None),
+            self._name: Lane(self.lane, self.slice_lane, planner.plan_again),
+            self._slices_name: Lane(self.slice_lane, self.slice_lane, None),
         }
         self.parked = ParkedRecords(lanes, self.clock)
-        slice_flight = self._flight("slices-" + LANE, self.slice_lane, metrics, options.get("slices_in_flight", 2))
+        slice_flight = self._flight(self._slices_name, self.slice_lane, metrics, options.get("slices_in_flight", 2))
         self.slice_worker = SliceWorker(
             flight=slice_flight,
             writer=self.slice_lane,
@@ -250,6 +256,7 @@ class Fanout:
     ) -> None:
         """An event for topics."""
         envelope = make_envelope(number, category=category, expire_us=expire_us)
+        envelope.priority = PRIORITIES[self._name]
         await self.append_records([make_record(envelope, recipient_ids, topic_ids=topic_ids, excluded=excluded)])
 
     async def append_records(self, records: Iterable[Record]) -> None:
@@ -261,8 +268,8 @@ class Fanout:
         await self._open.aclose()
         await self._publisher.close()
         for suffix in ("", "-wal", "-shm"):
-            (self._folder / "lanes" / f"{LANE}.db{suffix}").unlink(missing_ok=True)
-        self._publisher = self._writer(LANE)
+            (self._folder / "lanes" / f"{self._name}.db{suffix}").unlink(missing_ok=True)
+        self._publisher = self._writer(self._name)
         await self._publisher.open()
         await self.start_anew()
 
@@ -306,7 +313,7 @@ class Fanout:
         await positions.open()
         await self._open.aclose()
         try:
-            reader = await self._reader("slices-" + LANE, positions)
+            reader = await self._reader(self._slices_name, positions)
             found = await reader.read(10_000, 0.0)
         finally:
             await self._open.aclose()
@@ -341,7 +348,7 @@ class Fanout:
             metrics=metrics,
             batches_in_flight=batches_in_flight,
             commit_interval=0.001,
-            trace=self._trace if lane == LANE else None,
+            trace=self._trace if lane == self._name else None,
             read_wait=0.02,
             first_retry=0.002,
             largest_span=self.options.get("largest_span", 1_000),
@@ -360,9 +367,9 @@ def _reason(plans: RepeatedCompositeFieldContainer[plan_pb2.Plan], index: int) -
 
 
 @contextlib.asynccontextmanager
-async def fanning(folder: Path, run_dir: Path) -> AsyncIterator[Fanout]:
-    """An empty lane and a process that is not running yet."""
-    fanout = Fanout(folder, run_dir)
+async def fanning(folder: Path, run_dir: Path, name: str = LANE) -> AsyncIterator[Fanout]:
+    """An empty lane of this name and a process that is not running yet."""
+    fanout = Fanout(folder, run_dir, name)
     try:
         await fanout.open()
         yield fanout

@@ -15,7 +15,7 @@ from heliograph.type.v1 import plan_pb2
 from mesh.errors import Unavailable
 from mesh.lanes import Record
 from tests.support.dispatching import NOTHING, InProcessDelivery, InProcessPrefs, everything, id_of
-from tests.support.fanning import Fanout, fanning
+from tests.support.fanning import LANE, PRIORITIES, Fanout, fanning
 from tests.support.far_ends import running
 from tests.support.wait import until
 
@@ -23,9 +23,9 @@ _AWAY = Unavailable("no prefs", reason="PEER_UNAVAILABLE")
 
 
 @pytest.fixture
-async def fanout(tmp_path: Path, run_dir: Path) -> AsyncIterator[Fanout]:
-    """An empty lane and a process that is not running yet; what counts as large is small."""
-    async with fanning(tmp_path, run_dir) as made:
+async def fanout(request: pytest.FixtureRequest, tmp_path: Path, run_dir: Path) -> AsyncIterator[Fanout]:
+    """An empty lane, of normal priority or a given one, and a process that is not running; what is large is small."""
+    async with fanning(tmp_path, run_dir, getattr(request, "param", LANE)) as made:
         made.delivery.reply = everything
         await made.start_anew(large_audience=100, slice_size=20)
         yield made
@@ -64,8 +64,9 @@ class StoppingPrefs(InProcessPrefs):
         return await super().list_subscribers(request)
 
 
-async def test_a_large_audience_goes_in_slices(fanout: Fanout) -> None:
-    """Everybody once with his reason, in slices of the set size; the event's position waits for the last of them."""
+@pytest.mark.parametrize(("fanout", "lane"), [(lane, lane) for lane in PRIORITIES], indirect=["fanout"])
+async def test_a_large_audience_goes_in_slices(fanout: Fanout, lane: str) -> None:
+    """Everybody once with his reason, in slices of set size and of its priority; the event's position waits for all."""
     names = subscribers(250)
     fanout.prefs.topics = {"t": names}
     fanout.prefs.others = dict.fromkeys(names[::10], NOTHING)
@@ -78,7 +79,9 @@ async def test_a_large_audience_goes_in_slices(fanout: Fanout) -> None:
     assert fanout.outcomes(id_of(1)) == Counter(dict.fromkeys(expected, 1))
     assert [record.slice_index for record in await fanout.slices()] == list(range(13))
     assert max(map(recipients_of, fanout.delivery.batches)) == 20
-    assert fanout.count("slices_total", lane="normal") == 13
+    assert fanout.count("slices_total", lane=lane) == 13
+    sent = [dispatch.envelope.priority for batch in fanout.delivery.batches for dispatch in batch.dispatches]
+    assert set(sent) == {PRIORITIES[lane]}
     assert [step for step, _ in fanout.steps] == ["read", "planned", "advanced"]
 
 
