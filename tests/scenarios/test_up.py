@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from heliograph_cli import record
+from heliograph_cli.envoys import identities
+from heliograph_cli.folders import deploy_file
 from heliograph_cli.record import alive
 from heliograph_client import Disconnected, Update
+from mesh.envoy import certs
+from mesh.envoy.topology import load_topology
 from tests.support.cluster import Cluster, Shape
-from tests.support.shapes import BOTH
+from tests.support.shapes import BOTH, frozen, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(90)
@@ -18,53 +27,57 @@ pytestmark = pytest.mark.timeout(90)
 _LANES = ("high", "slices-high", "normal", "slices-normal", "bulk", "slices-bulk")
 
 
-async def test_wishes_are_changed_from_the_command_line(run_dir: Path) -> None:
+@pytest.fixture(scope="module", params=BOTH)
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """One cluster for the tests that leave it running."""
+    async with running(request.param, trace=True) as started:
+        yield started
+
+
+async def test_wishes_are_changed_from_the_command_line(cluster: Cluster) -> None:
     """Mutes and subscriptions are set, shown and taken back; what may not be muted is refused by name."""
-    async with Cluster(run_dir, shape="processes") as cluster:
-        _, output, _ = await cluster.run("prefs", "mute", "alice", "--category", "billing", "--for", "2h")
-        assert ["billing", "any"] in [line.split()[:2] for line in output.splitlines()]
-        _, output, _ = await cluster.run("prefs", "mute", "alice", "--topic", "repo/heliograph")
-        assert ["any", "repo/heliograph", "unmuted"] in [line.split() for line in output.splitlines()]
-        code, _, errors = await cluster.run("prefs", "mute", "alice", "--category", "security")
-        assert (code, "'security' is mandatory" in errors) == (3, True)
-        for muted in (("--category", "billing"), ("--topic", "repo/heliograph")):
-            _, output, _ = await cluster.run("prefs", "unmute", "alice", *muted)
-        assert "MUTED" not in output
-        _, output, _ = await cluster.run("topics", "subscribe", "alice", "repo/heliograph", "news")
-        assert [line.split()[0] for line in output.splitlines()] == ["TOPIC", "news", "repo/heliograph"]
-        assert (await cluster.run("topics", "unsubscribe", "alice", "news", "other"))[0] == 0
-        _, output, _ = await cluster.run("topics", "list", "alice")
-        assert [line.split()[0] for line in output.splitlines()] == ["TOPIC", "repo/heliograph"]
+    _, output, _ = await cluster.run("prefs", "mute", "wendy", "--category", "billing", "--for", "2h")
+    assert ["billing", "any"] in [line.split()[:2] for line in output.splitlines()]
+    _, output, _ = await cluster.run("prefs", "mute", "wendy", "--topic", "repo/heliograph")
+    assert ["any", "repo/heliograph", "unmuted"] in [line.split() for line in output.splitlines()]
+    code, _, errors = await cluster.run("prefs", "mute", "wendy", "--category", "security")
+    assert (code, "'security' is mandatory" in errors) == (3, True)
+    for muted in (("--category", "billing"), ("--topic", "repo/heliograph")):
+        _, output, _ = await cluster.run("prefs", "unmute", "wendy", *muted)
+    assert "MUTED" not in output
+    _, output, _ = await cluster.run("topics", "subscribe", "wendy", "repo/heliograph", "news")
+    assert [line.split()[0] for line in output.splitlines()] == ["TOPIC", "news", "repo/heliograph"]
+    assert (await cluster.run("topics", "unsubscribe", "wendy", "news", "other"))[0] == 0
+    _, output, _ = await cluster.run("topics", "list", "wendy")
+    assert [line.split()[0] for line in output.splitlines()] == ["TOPIC", "repo/heliograph"]
 
 
 async def _lists(cluster: Cluster, recipient: str, count: int) -> bool:
     return len(await cluster.inbox(recipient)) == count
 
 
-@pytest.mark.parametrize("shape", BOTH)
-async def test_the_command_does_what_its_help_promises(run_dir: Path, shape: Shape) -> None:
+async def test_the_command_does_what_its_help_promises(cluster: Cluster) -> None:
     """Publish, listen, list, mark, choose, trace and look: each command against everything that `up` started."""
-    async with Cluster(run_dir, shape=shape, trace=True) as cluster:
-        code, output, errors = await cluster.run("publish", "--to", "alice,bob", "Hello", "--body", "there")
-        assert (code, errors) == (0, "")
-        event_id = output.strip()
-        code, heard, said = await cluster.run("listen", "alice", "--count", "1", "--read")
-        assert (code, said) == (0, "connected\n")
-        assert "[general] Hello - there" in heard
-        assert heard.rstrip().endswith(event_id)
-        code, again, said = await cluster.run(
-            *("listen", "bob", "--transport", "grpc", "--topic", "releases", "--count", "1", "--anew")
-        )
-        assert (code, said) == (0, "connected\n")
-        assert again.rstrip().endswith(event_id)
-        assert "releases" in (await cluster.run("topics", "list", "bob"))[1]
-        assert (await cluster.run("unread", "alice"))[1] == "0\n"
-        await _use_as_recipient(cluster, event_id)
-        code, path, _ = await cluster.run("trace", event_id)
-        assert code == 0
-        steps = {line.split()[5] for line in path.splitlines()}
-        assert {"published", "accepted", "answered", "read", "planned", "dispatched", "inboxed"} <= steps
-        await _use_as_operator(cluster)
+    code, output, errors = await cluster.run("publish", "--to", "alice,bob", "Hello", "--body", "there")
+    assert (code, errors) == (0, "")
+    event_id = output.strip()
+    code, heard, said = await cluster.run("listen", "alice", "--count", "1", "--read")
+    assert (code, said) == (0, "connected\n")
+    assert "[general] Hello - there" in heard
+    assert heard.rstrip().endswith(event_id)
+    code, again, said = await cluster.run(
+        *("listen", "bob", "--transport", "grpc", "--topic", "releases", "--count", "1", "--anew")
+    )
+    assert (code, said) == (0, "connected\n")
+    assert again.rstrip().endswith(event_id)
+    assert "releases" in (await cluster.run("topics", "list", "bob"))[1]
+    assert (await cluster.run("unread", "alice"))[1] == "0\n"
+    await _use_as_recipient(cluster, event_id)
+    code, path, _ = await cluster.run("trace", event_id)
+    assert code == 0
+    steps = {line.split()[5] for line in path.splitlines()}
+    assert {"published", "accepted", "answered", "read", "planned", "dispatched", "inboxed"} <= steps
+    await _use_as_operator(cluster)
 
 
 async def _use_as_recipient(cluster: Cluster, event_id: str) -> None:
@@ -95,6 +108,73 @@ async def _use_as_operator(cluster: Cluster) -> None:
     assert f"direct = {'true' if cluster.shape == 'processes' else 'false'}" in output
 
 
+@contextmanager
+def _other_version(cluster: Cluster) -> Iterator[None]:
+    found = cluster.running
+    record.write(cluster.place.record, msgspec.structs.replace(found, version="0.0.1"))
+    try:
+        yield
+    finally:
+        record.write(cluster.place.record, found)
+
+
+@contextmanager
+def _other_file(cluster: Cluster) -> Iterator[None]:
+    """Puts something else in the place of the store of wishes; whoever has that open goes on with what it has."""
+    (file,) = cluster.place.data.rglob("prefs.db")
+    aside = file.rename(file.with_suffix(".aside"))
+    file.write_text("no store at all")
+    try:
+        yield
+    finally:
+        aside.replace(file)
+
+
+@contextmanager
+def _expired_certificate(cluster: Cluster) -> Iterator[None]:
+    """Lets the certificate of a producer run out that nobody uses here."""
+    wanted = identities(load_topology(deploy_file("topology.toml")), deploy_file("producers.example.toml"))
+    billing = [one for one in wanted if one.path == "producer/acme/billing"]
+    certs.rotate(cluster.place.certs, billing, time.time() - 7_200.0, lifetime=3_600.0)
+    try:
+        yield
+    finally:
+        certs.rotate(cluster.place.certs, billing, time.time())
+
+
+async def _examined(cluster: Cluster) -> tuple[int, list[str], list[str]]:
+    """Asks the doctor; returns the exit code, the lines of what is broken and those of what is odd."""
+    code, output, _ = await cluster.run("doctor", "--base-port", str(cluster.base_port))
+    broken, odd = ([line for line in output.splitlines() if line.startswith(level)] for level in ("fail", "warn"))
+    return code, broken, odd
+
+
+async def test_the_doctor_finds_what_was_planted_under_a_running_mesh(cluster: Cluster) -> None:
+    """A version of its own, a process that does not answer, a store that is none, a certificate that ran out."""
+    with ExitStack() as planted:
+        for plant in (_other_version, _other_file):
+            planted.enter_context(plant(cluster))
+        planted.enter_context(frozen(cluster, "fanout"))
+        if cluster.shape == "mesh":
+            planted.enter_context(_expired_certificate(cluster))
+        code, broken, odd = await _examined(cluster)
+    found = " ".join(broken)
+    assert code == 1
+    assert {line.split()[1] for line in broken} == {
+        *("processes", "stores"),
+        *(("certificates",) if cluster.shape == "mesh" else ()),
+    }, broken
+    assert "fanout does not serve (serving, pid " in found
+    assert "prefs.db: is no SQLite database; restore it" in found
+    assert ("producer/acme/billing: cert.pem expired at" in found) is (cluster.shape == "mesh")
+    assert any("version 0.0.1 runs" in line for line in odd), odd
+    await cluster.wait_restarted(await cluster.kill("prefs"))
+    code, broken, odd = await _examined(cluster)
+    assert (code, broken) == (0, []), broken
+    assert any("prefs was started again 1 times" in line for line in odd), odd
+    assert not any("version" in line for line in odd), odd
+
+
 @pytest.mark.mesh
 async def test_certificates_are_renewed_under_running_envoys(run_dir: Path) -> None:
     """After a rotation the edge shows a new certificate, and everything goes on."""
@@ -111,22 +191,26 @@ async def test_certificates_are_renewed_under_running_envoys(run_dir: Path) -> N
 
 
 @pytest.mark.parametrize("shape", BOTH)
-async def test_stopping_tells_clients_to_go_and_ends_everything(run_dir: Path, shape: Shape) -> None:
+async def test_down_tells_clients_to_go_and_ends_everything(run_dir: Path, shape: Shape) -> None:
     """Listeners are told, through an edge that still stands, and then no process and no port is left."""
     updates: list[Update] = []
     async with Cluster(run_dir, shape=shape, gateways=1) as cluster:
         async with cluster.subscriber("alice", on_update=updates.append) as subscriber:
             await until(lambda: subscriber.connected, 10.0, "the session")
-            pids = [one.pid for one in cluster.running.processes.values()]
+            pids = [cluster.running.pid, *(one.pid for one in cluster.running.processes.values())]
+            assert (await cluster.run("down"))[0] == 0
+            # It waits for the lock of `up`, which the end of the process gives back.
+            await until(lambda: not any(alive(pid) for pid in pids), 5.0, "the end of everything")
             assert await cluster.stop() == 0
         first = next(update for update in updates if isinstance(update, Disconnected))
         # An orderly farewell; a connection that is cut would say 1006.
         assert first.reason == "closed with 1000"
-        assert not any(alive(pid) for pid in pids)
         assert all(one.state == "stopped" for one in cluster.running.processes.values())
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", cluster.base_port + (0 if shape == "mesh" else 20)))
         assert "killed" not in cluster.output()
+        code, _, errors = await cluster.run("nodes")
+        assert (code, "nothing runs with the state folder" in errors) == (4, True)
 
 
 @pytest.mark.parametrize("shape", BOTH)
