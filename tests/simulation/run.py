@@ -28,13 +28,14 @@ from tests.faults.checker import Plan, Verdict, check
 from tests.faults.history import Recorder
 from tests.faults.invariants import Limits
 from tests.simulation import people
+from tests.simulation.dump import Dump
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.people import PRODUCER, TENANT, Calls
 from tests.simulation.reader import Reader
 from tests.simulation.script import Act, Script
 from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
-from tests.simulation.world import Host, World
+from tests.simulation.world import WALL_BASE_S, Host, World
 
 _SETTLE_LIMIT_S = 200.0
 # What can be muted; the other category always goes out.
@@ -105,6 +106,12 @@ class _Run:
         self._system = self._recorder("system")
         self._nemesis = Nemesis(self._world, self._cluster, folder, self._recorder("nemesis"))
         self._reader = Reader(self._cluster, self._system)
+        self._dump = Dump(
+            folder / "data",
+            self._cluster.ring if script.store == "replicas" else None,
+            {},
+            lambda: round((WALL_BASE_S + loop.time()) * 1_000_000),
+        )
         # Wishes are looked for once a second; while prefs cannot be asked, what is known counts for a minute.
         self._limits = Limits(wish=3.0 if script.is_calm else 62.0, clock=script.skew)
         # What a device keeps while its app does not run.
@@ -140,6 +147,7 @@ class _Run:
         await asyncio.sleep(self._limits.receive + 1.0)
         recipients = [f"r{number}" for number in range(self._script.recipients)]
         await self._reader.read_everything(recipients, producer.accepted, self._screens)
+        self._note_positions()
         for recorder in self._recorders:
             recorder.close()
         paths = sorted(self._logs.glob("*.jsonl"))
@@ -308,9 +316,24 @@ class _Run:
         def died(host: Host) -> None:
             then(host)
             if host.name in SERVICES and not self._ended:
+                self._note_positions()
                 self._spawn(self._nemesis.restart(host))
 
         return died
+
+    def _note_positions(self) -> None:
+        """Writes down how far lanes are while what is not finished may be lost with a process."""
+        for mark in self._dump.marks():
+            self._system.add(
+                history.Position(
+                    at=self._loop.time(),
+                    lane=mark.lane,
+                    committed=mark.committed,
+                    first_unfinished=mark.first_unfinished,
+                    lag=mark.lag,
+                    quiet=False,
+                )
+            )
 
     _ended = False
 
