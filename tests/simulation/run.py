@@ -33,7 +33,7 @@ from tests.simulation.loop import VirtualLoop
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.people import PRODUCER, TENANT, Calls
 from tests.simulation.reader import Reader
-from tests.simulation.script import Act, Script
+from tests.simulation.script import TOPIC, Act, Script
 from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
 from tests.simulation.world import WALL_BASE_S, Host, World
 
@@ -99,7 +99,8 @@ class _Run:
         self._logs = folder / "history"
         self._logs.mkdir()
         skews = {name: self._world.random.uniform(-script.skew, script.skew) for name in SERVICES}
-        self._cluster = Cluster(self._world, folder, skews, on_replicas=script.store == "replicas")
+        self._cluster = Cluster(self._world, folder, skews, script)
+        self._subscribers = [f"r{number}" for number in script.subscribers]
         self._secret = self._world.random.randbytes(16)
         self._screens: list[Screen] = []
         self._recorders: list[Recorder] = []
@@ -109,7 +110,7 @@ class _Run:
         self._dump = Dump(
             folder / "data",
             self._cluster.ring if script.store == "replicas" else None,
-            {},
+            {TOPIC: self._subscribers},
             lambda: round((WALL_BASE_S + loop.time()) * 1_000_000),
         )
         # Wishes are looked for once a second; while prefs cannot be asked, what is known counts for a minute.
@@ -129,6 +130,7 @@ class _Run:
             await self._cluster.serving(host)
         self._cluster.network.late = self._script.late
         self._world.on_crash = self._died(self._world.on_crash)
+        await self._reader.on_its_machine(people.subscribe(self._cluster, TOPIC, self._subscribers))
         self._connect_everybody()
         producer = await self._open_producer()
         await asyncio.sleep(2.0)
@@ -247,12 +249,14 @@ class _Run:
                 await self._nemesis.make(act)
 
     async def _publish(self, act: Act, producer: Producer) -> None:
-        recipients = list(dict.fromkeys(f"r{number % self._script.recipients}" for number in act.numbers))
+        named = list(dict.fromkeys(f"r{number % self._script.recipients}" for number in act.numbers))
+        recipients = self._subscribers if act.target else named
         category = _CATEGORIES[act.number % len(_CATEGORIES)]
         began = self._loop.time()
         event_id = await producer.publish(
             recipients,
             number=act.number,
+            topics=[act.target] if act.target else [],
             priority=_PRIORITIES[act.number % len(_PRIORITIES)],
             ordering_key=f"key-{act.number % 3}",
             category=category,

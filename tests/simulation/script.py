@@ -12,6 +12,8 @@ Kind = Literal["publish", "read", "crash", "crash at", "cut", "reset", "trouble"
 How = Literal["slow", "stalled", "lost", "refused", "late", "lagging", "deaf", "down", "forgets"]
 Store = Literal["file", "replicas"]
 
+TOPIC = "topic"
+
 NODES = ("gw-sim-0", "gw-sim-1")
 PROCESSES = ("ingest", "fanout", "prefs", "presence", "delivery", *NODES)
 # Who speaks with whom.
@@ -46,12 +48,13 @@ HOOKS = (
     *_around("ingest", "requests.db", "high.db", "normal.db", "bulk.db"),
     "ingest answer Publish",
     *_around("fanout", "positions.db", "slices-high.db", "slices-normal.db", "slices-bulk.db"),
-    *_around("fanout", "call BatchResolve", "call ListWishChanges"),
+    *_around("fanout", "call BatchResolve", "call ListWishChanges", "call ListSubscribers"),
     "fanout before call Dispatch",
     "fanout send Dispatch",
     *_around("prefs", "prefs.db"),
     "prefs answer BatchResolve",
     "prefs answer ListWishChanges",
+    "prefs answer ListSubscribers",
     "prefs answer UpdatePreferences",
     "presence answer BatchGetPresence",
     "presence answer ListNodes",
@@ -69,8 +72,9 @@ HOOKS = (
     "gw-sim send Deliver",
     "gw-sim send Connect",
 )
-# Passed only when a run is over and everything is read.
+# Passed only before anything goes wrong, or when a run is over and everything is read.
 READING_HOOKS = (
+    "prefs answer Subscribe",
     "fanout answer GetLag",
     "fanout answer ListParked",
     "delivery answer Explain",
@@ -86,7 +90,7 @@ class Act(msgspec.Struct, frozen=True):
     Attributes:
         at: seconds after the start.
         kind: what.
-        target: a process, a hook, one end of a link, or a store.
+        target: a process, a hook, one end of a link, or a store; of a content its topic, where it names nobody.
         other: the other end of a link.
         seconds: how long it lasts; of a content how long it matters, 0: for ever.
         number: of a content, which device, or which recipient.
@@ -122,6 +126,8 @@ class Script(msgspec.Struct, frozen=True):
         skew: largest difference of a process's wall clock from the true one, seconds; S is twice as much.
         store: where the inboxes are: in a file, or on three replicas.
         late: until everything is healed, unary requests whose callers gave up arrive all the same.
+        subscribers: numbers of the people who have the topic.
+        large: an audience of more recipients is planned into slices; below 10 each is one recipient's.
     """
 
     acts: Sequence[Act]
@@ -130,6 +136,8 @@ class Script(msgspec.Struct, frozen=True):
     skew: float = 0.4
     store: Store = "file"
     late: bool = False
+    subscribers: tuple[int, ...] = ()
+    large: int = 10_000
 
     @property
     def is_calm(self) -> bool:
@@ -142,12 +150,22 @@ class Script(msgspec.Struct, frozen=True):
 def make(seed: int, *, faults: bool = True) -> Script:
     """Makes the script of a seed: some tens of events, and up to six faults among them."""
     choose = random.Random(seed * 2 + 1)
+    # Each hook has its seed, whatever else the seeds draw.
+    hook = (*HOOKS, *LANE_HOOKS)[seed % (len(HOOKS) + len(LANE_HOOKS))]
     length = choose.choice((20.0, 40.0))
     recipients = choose.randint(2, 5)
+    subscribers: tuple[int, ...] = ()
+    if choose.random() < 0.5 or "ListSubscribers" in hook:
+        subscribers = tuple(choose.sample(range(recipients), choose.randint(1, recipients)))
+    large = 10_000
+    # Without faults a key keeps its order, but smaller audiences do not wait for a large one.
+    if faults and (choose.random() < 0.5 or "slices" in hook):
+        large = choose.choice((1, 1, 2))
     acts = [
         Act(
             at=choose.uniform(0.0, length),
             kind="publish",
+            target=TOPIC if subscribers and choose.random() < 0.4 else "",
             number=number,
             numbers=tuple(choose.sample(range(recipients), choose.randint(1, recipients))),
             seconds=choose.uniform(2.0, 20.0) if choose.random() < 0.1 else 0.0,
@@ -179,8 +197,6 @@ def make(seed: int, *, faults: bool = True) -> Script:
     ]
     if faults:
         acts += [_fault(choose, length, recipients) for _ in range(choose.randint(1, 6))]
-    # Each hook has its seed, whatever else the seeds draw.
-    hook = (*HOOKS, *LANE_HOOKS)[seed % (len(HOOKS) + len(LANE_HOOKS))]
     store: Store = "replicas" if seed % 2 or hook in LANE_HOOKS else "file"
     if faults:
         acts += _at_hook(choose, length, hook)
@@ -193,7 +209,16 @@ def make(seed: int, *, faults: bool = True) -> Script:
     if late:
         target, other = choose.choice(LINKS)
         acts.append(Act(choose.uniform(1.0, length * 0.8), "cut", target, other, seconds=choose.uniform(3.0, 12.0)))
-    return Script(sorted(acts, key=lambda act: act.at), length, recipients, 0.4 if faults else 0.0, store, late)
+    return Script(
+        sorted(acts, key=lambda act: act.at),
+        length,
+        recipients,
+        0.4 if faults else 0.0,
+        store,
+        late,
+        subscribers,
+        large,
+    )
 
 
 def _at_hook(choose: random.Random, length: float, hook: str) -> list[Act]:
