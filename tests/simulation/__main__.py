@@ -45,6 +45,7 @@ class Board(msgspec.Struct):
         seconds: virtual.
         hooks: passed at least once.
         crashed: hooks at which a process died.
+        rows: how many faults of each row of the catalogue have shown evidence.
         disagreed: reads of two replicas that had different cells.
         late: requests that arrived though their callers had given them up.
         slowest: longest time until all was quiet after the last fault, virtual seconds.
@@ -61,6 +62,7 @@ class Board(msgspec.Struct):
     seconds: float = 0.0
     hooks: Counter[str] = msgspec.field(default_factory=Counter)
     crashed: Counter[str] = msgspec.field(default_factory=Counter)
+    rows: Counter[str] = msgspec.field(default_factory=Counter)
     disagreed: int = 0
     late: int = 0
     slowest: float = 0.0
@@ -80,6 +82,7 @@ class Board(msgspec.Struct):
         self.seconds += outcome.seconds
         self.hooks.update({hook: count for hook, count in outcome.visited.items() if _is_of_a_service(hook)})
         self.crashed.update(outcome.crashed)
+        self.rows.update(outcome.rows)
         self.disagreed += outcome.disagreed
         self.late += outcome.late
         self.slowest = max(self.slowest, outcome.settled or 0.0)
@@ -92,6 +95,7 @@ class Board(msgspec.Struct):
                 f"seeds {self.seeds}, not valid {len(self.failed)}{f': {self.failed}' if self.failed else ''}",
                 f"events accepted {self.accepted}, deliveries {self.deliveries}, copies too many {self.extra}",
                 f"faults with evidence {self.faults}, not exercised {self.idle}",
+                f"rows of the catalogue: {', '.join(f'{row} {count}' for row, count in sorted(self.rows.items()))}",
                 f"weak replicas disagreed {self.disagreed} times, late requests {self.late}",
                 f"hooks {len(_HOOKS)}, passed {len(self.hooks)}, processes died at {len(self.crashed)} of them",
                 f"virtual time {self.seconds / 3600:.1f} h; quiet again at the latest after {self.slowest:.1f} s",

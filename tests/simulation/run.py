@@ -38,6 +38,8 @@ from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
 from tests.simulation.world import WALL_BASE_S, Host, World
 
 _SETTLE_LIMIT_S = 200.0
+# A round comes so much later than its time at most.
+_DITHER = 1.2
 # What can be muted; the other category always goes out.
 _MUTED = "mention"
 _CATEGORIES = ("general", _MUTED)
@@ -54,6 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
         seconds: virtual seconds.
         visited: hooks passed.
         crashed: hooks at which a process died.
+        rows: how many faults of each row of the catalogue have shown evidence.
         disagreed: reads of two replicas that had different cells.
         late: requests that arrived though their callers had given them up.
         digest: of the whole history: the same seed gives the same one.
@@ -68,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float
     visited: Mapping[str, int]
     crashed: Mapping[str, int]
+    rows: Mapping[str, int]
     disagreed: int
     late: int
     digest: str
@@ -105,7 +109,8 @@ class _Run:
         self._screens: list[Screen] = []
         self._recorders: list[Recorder] = []
         self._system = self._recorder("system")
-        self._nemesis = Nemesis(self._world, self._cluster, folder, self._recorder("nemesis"))
+        rounds = script.round * _DITHER + 5.0
+        self._nemesis = Nemesis(self._world, self._cluster, folder, self._recorder("nemesis"), rounds)
         self._reader = Reader(self._cluster, self._system)
         self._dump = Dump(
             folder / "data",
@@ -162,6 +167,7 @@ class _Run:
             seconds=self._loop.time(),
             visited=dict(self._world.visited),
             crashed=dict(self._world.crashed),
+            rows=dict(self._nemesis.rows),
             disagreed=self._cluster.ring.disagreed,
             late=self._cluster.network.arrived_late,
             digest=digest,

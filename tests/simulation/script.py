@@ -8,7 +8,9 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "mute", "poison", "away"]
+Kind = Literal[
+    "publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "forget", "mute", "poison", "away"
+]
 How = Literal["slow", "stalled", "lost", "refused", "late", "lagging", "deaf", "down", "forgets"]
 Store = Literal["file", "replicas"]
 
@@ -33,6 +35,8 @@ STORES = ("requests.db", "high.db", "normal.db", "bulk.db", "positions.db", "inb
 # Where the inboxes are on replicas, follow-ups are on lanes.
 RETRY_STORES = ("retry-10s.db", "retry-1m.db")
 REPLICAS = ("replica-0", "replica-1", "replica-2")
+# What may lose its last writes and not know it. Rows never are: what is promised rests on them.
+FORGETFUL = ("requests.db", "presence")
 STORE_TROUBLES: tuple[How, ...] = ("slow", "stalled", "lost", "refused", "late")
 # What can be wrong with one replica. "forgets" is a crash that costs it its last changes.
 WEAKNESSES: tuple[How, ...] = ("lagging", "deaf", "down", "forgets")
@@ -95,7 +99,8 @@ class Act(msgspec.Struct, frozen=True):
         seconds: how long it lasts; of a content how long it matters, 0: for ever.
         number: of a content, which device, or which recipient.
         numbers: whom a content is for.
-        count: at which pass of a hook; how many twins a publish has; 1 mutes and 0 takes that back.
+        count: at which pass of a hook; how many twins a publish has; how many writes are lost; 1 mutes and 0 takes that
+            back.
         how: what a store or a replica does.
         size: of a content, in characters at least.
         delay: how late a store is, or how much a replica forgets, in seconds.
@@ -127,6 +132,7 @@ class Script(msgspec.Struct, frozen=True):
         store: where the inboxes are: in a file, or on three replicas.
         late: until everything is healed, unary requests whose callers gave up arrive all the same.
         subscribers: numbers of the people who have the topic.
+        round: seconds between two slow rounds of a session.
         large: an audience of more recipients is planned into slices; below 10 each is one recipient's.
     """
 
@@ -137,6 +143,7 @@ class Script(msgspec.Struct, frozen=True):
     store: Store = "file"
     late: bool = False
     subscribers: tuple[int, ...] = ()
+    round: float = 600.0
     large: int = 10_000
 
     @property
@@ -217,6 +224,8 @@ def make(seed: int, *, faults: bool = True) -> Script:
         store,
         late,
         subscribers,
+        # What presence has lost comes with the next round.
+        60.0 if any(act.kind == "forget" and act.target == "presence" for act in acts) else 600.0,
         large,
     )
 
@@ -255,7 +264,7 @@ def _weakness(choose: random.Random, length: float, replica: str) -> Act:
 
 def _fault(choose: random.Random, length: float, recipients: int) -> Act:
     at = choose.uniform(0.0, length * 0.8)
-    kind = choose.choice(("crash", "crash at", "crash at", "cut", "reset", "trouble", "flush", "poison"))
+    kind = choose.choice(("crash", "crash at", "crash at", "cut", "reset", "trouble", "flush", "forget", "poison"))
     match kind:
         case "crash":
             return Act(at, "crash", target=choose.choice(PROCESSES))
@@ -276,6 +285,8 @@ def _fault(choose: random.Random, length: float, recipients: int) -> Act:
                 delay=choose.choice((0.5, 4.0, 6.0, 10.0)),
                 share=choose.choice((0.2, 1.0)),
             )
+        case "forget":
+            return Act(at, "forget", target=choose.choice(FORGETFUL), count=choose.randint(1, 5))
         case "poison":
             return Act(at, "poison", target=choose.choice(("normal", "high", "bulk")))
         case _:

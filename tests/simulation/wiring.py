@@ -40,6 +40,7 @@ from svc_ingest.settings import IngestSettings
 from svc_prefs.settings import PrefsSettings
 from svc_presence.settings import PresenceSettings
 from tests.simulation.network import Channel, Network
+from tests.simulation.presence import ForgetfulPresence
 from tests.simulation.replicas import Ring, SimulatedSession
 from tests.simulation.script import Script
 from tests.simulation.storage import SimulatedBell, SimulatedLock, SimulatedThreads
@@ -166,6 +167,7 @@ def replace_once() -> None:
     _set(mesh.lanes.sqlite, "FileLock", SimulatedLock)
     _set(mesh.lanes.sqlite, "Bell", SimulatedBell)
     _set(mesh.lanes.sqlite.SqliteLaneWriter, "_ring", lambda self: SimulatedBell.ring(Path(self._bell)))
+    _set(svc_presence.main, "open_store", _open_presence)
     _set(svc_delivery.store.cassandra_store, "require", _is_ready)
     _set(svc_delivery.store.cassandra_store, "open_session", _open_session)
     _set(heliograph_client.streams, "_open_channel", lambda address, name: Channel(address.target))
@@ -174,6 +176,11 @@ def replace_once() -> None:
 
 async def _is_ready(*_: object) -> None:
     """The replicas have their schema from the start."""
+
+
+def _open_presence(_: str, *, lease: float, **__: object) -> ForgetfulPresence:
+    Cluster.presence = ForgetfulPresence(repeat_for=lease)
+    return Cluster.presence
 
 
 async def _open_session(_: object) -> SimulatedSession:
@@ -208,6 +215,7 @@ class Cluster:
     """
 
     ring: Ring
+    presence: ForgetfulPresence
 
     def __init__(self, world: World, folder: Path, skews: Mapping[str, float], script: Script) -> None:
         replace_once()
@@ -260,6 +268,7 @@ class Cluster:
             common["producers_file"] = ROOT / "deploy" / "producers.example.toml"
         if service == "gateway":
             common["node_id"] = name
+            common["round_interval"] = self._script.round
         if service == "fanout":
             common["large_audience"] = self._script.large
             common["slice_size"] = 1 if self._script.large < 10 else 2_000
