@@ -241,6 +241,7 @@ class Producer:
         recipients: Sequence[str],
         *,
         number: int,
+        topics: Sequence[str] = (),
         category: str = "general",
         priority: PriorityName = "normal",
         ordering_key: str = "",
@@ -255,6 +256,7 @@ class Producer:
         Args:
             recipients: whom it is for.
             number: of the content.
+            topics: instead of by name it goes to whoever subscribes to one of them: these recipients.
             category: of the event.
             priority: of the event.
             ordering_key: of the event.
@@ -268,7 +270,8 @@ class Producer:
         text = canary.body(self._secret, recipients, nonce, size)
         event = build_event(
             category=category,
-            to=list(recipients),
+            to=() if topics else list(recipients),
+            topics=topics,
             title=f"event {number}",
             body=text,
             priority=priority,

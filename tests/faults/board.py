@@ -46,6 +46,7 @@ FULL: Final = (
     Part("simulation", (*_SIMULATE, "0-1999")),
     Part("without faults", (*_SIMULATE, "--calm", "0-99")),
     Part("mutants", (*_SIMULATE, "--mutants")),
+    Part("rule machine", (*_SIMULATE, "--machine", "300")),
     Part("rig", (*_PYTEST, "faults and not engines", "tests/faults")),
     Part("engines", (sys.executable, ".ci/engines.py", "faults-engines")),
 )
@@ -67,6 +68,8 @@ class Simulated(msgspec.Struct):
     mutants: int = 0
     calm_deliveries: int = 0
     calm_extra: int = 0
+    scripts: int = 0
+    left_out: list[str] = msgspec.field(default_factory=list)
 
     def hear(self, text: str, *, calm: bool) -> None:
         """Takes what one call of the simulation printed."""
@@ -80,10 +83,13 @@ class Simulated(msgspec.Struct):
         else:
             self.deliveries += deliveries
             self.extra += extra
+            said = re.findall(r"^hooks (never passed|no process died at) \(\d+\): (.*)$", text, re.MULTILINE)
+            self.left_out += [f"{what} {names}" for what, names in said]
         self.faults += _figure(r"^faults with evidence (\d+)", text)
         self.all_hooks = max(self.all_hooks, _figure(r"^hooks (\d+)", text))
         self.hooks = max(self.hooks, _figure(r"^hooks \d+, passed (\d+)", text))
         self.crashed = max(self.crashed, _figure(r"died at (\d+)", text))
+        self.scripts += _figure(r"^scripts (\d+), not valid 0", text)
         self.killed += _figure(r"^mutants noticed (\d+)", text)
         self.mutants += _figure(r"^mutants noticed \d+ of (\d+)", text)
 
@@ -120,7 +126,9 @@ def scoreboard(runs: Sequence[RunResult], simulated: Simulated, failed: Sequence
         "gaps after a replay": f"{sum(run.gaps for run in runs)} of {sum(run.sessions for run in runs)} sessions",
         "unread numbers that agree": f"{counts - wrong} of {counts}",
         "simulation seeds": f"{simulated.seeds}, not valid {simulated.invalid}, faults {simulated.faults}",
-        "hooks passed": f"{simulated.hooks} of {simulated.all_hooks}, a process died at {simulated.crashed} of them",
+        "scripts of the rule machine": f"{simulated.scripts}, all valid" if simulated.scripts else "not run",
+        "hooks passed": f"{simulated.hooks} of {simulated.all_hooks}, a process died at {simulated.crashed} of them"
+        + "".join(f"; {one}" for one in simulated.left_out),
         "mutants noticed": f"{simulated.killed} of {simulated.mutants}" if simulated.mutants else "not run",
         "rows of the catalogue covered": f"{sum(row.is_covered for row in rows.values())} of {len(rows)}",
         "parts that failed": ", ".join(failed) or "none",

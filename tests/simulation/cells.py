@@ -8,7 +8,7 @@ here, and says so when it meets others. It must not know what a table is for, no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import eq, le, lt
 from typing import Any, Final, TypeAlias
@@ -101,6 +101,13 @@ class Partition(msgspec.Struct):
             self.graves |= other.graves
             changed = True
         return changed
+
+    def live(self, table: Table, now: float) -> Iterator[tuple[Name, dict[str, Any]]]:
+        """Yields the rows that are there, each with the values of its columns."""
+        for name, row in self.rows.items():
+            cells = _live(table, name, row, self.graves, now)
+            if name != _STATIC and cells:
+                yield name, {column: cell.value for column, cell in cells.items() if isinstance(column, str)}
 
     def copy(self) -> Partition:
         """Returns what it holds now."""

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.faults.checker import report
 from tests.simulation.run import Outcome, run
 from tests.simulation.script import (
+    FORGETFUL,
     HOOKS,
     LANE_HOOKS,
     LINKS,
@@ -27,6 +28,7 @@ from tests.simulation.script import (
     RETRY_STORES,
     STORE_TROUBLES,
     STORES,
+    TOPIC,
     WEAKNESSES,
     Act,
     How,
@@ -38,6 +40,7 @@ _STEPS = 25
 _SHORTENING = 100
 _LEAST_LENGTH_S = 5.0
 _RECIPIENTS = 3
+_SUBSCRIBERS = (0, 1)
 _DEVICES = [f"device:r{number}/0" for number in range(_RECIPIENTS)]
 _LINKS = [*LINKS, *((device, node) for device in _DEVICES for node in NODES)]
 
@@ -60,6 +63,7 @@ class ScriptMachine(RuleBasedStateMachine):
         self.store: Store = "file"
         self.replica = REPLICAS[0]
         self.late = False
+        self.large = False
         self._numbers = 0
 
     @initialize(
@@ -67,10 +71,11 @@ class ScriptMachine(RuleBasedStateMachine):
         store=st.sampled_from(("file", "replicas")),
         replica=st.sampled_from(REPLICAS),
         late=st.booleans(),
+        large=st.booleans(),
     )
-    def begin(self, seed: int, store: Store, replica: str, late: bool) -> None:
-        """Chooses what the whole run has: the scheduling, the store, which replica is weak, and what requests do."""
-        self.seed, self.store, self.replica, self.late = seed, store, replica, late
+    def begin(self, seed: int, store: Store, replica: str, late: bool, large: bool) -> None:
+        """Chooses what the whole run has: scheduling, store, the weak replica, what requests do, who is many."""
+        self.seed, self.store, self.replica, self.late, self.large = seed, store, replica, late, large
         self.publish(set(range(_RECIPIENTS)), 1, 1, 0.0)
 
     @rule(
@@ -85,6 +90,12 @@ class ScriptMachine(RuleBasedStateMachine):
             self._add("publish", number=self._numbers, numbers=tuple(sorted(to)), count=twins, seconds=over)
             self._numbers += 1
             self.now += 0.05
+
+    @rule()
+    def tell(self) -> None:
+        """Publishes an event for whoever has the topic."""
+        self._add("publish", target=TOPIC, number=self._numbers)
+        self._numbers += 1
 
     @rule(device=st.integers(0, _RECIPIENTS), seconds=st.sampled_from((0.0, 1.0, 4.0, 9.0)))
     def away(self, device: int, seconds: float) -> None:
@@ -143,6 +154,11 @@ class ScriptMachine(RuleBasedStateMachine):
         """The request log forgets everything."""
         self._add("flush")
 
+    @rule(store=st.sampled_from(FORGETFUL), count=st.integers(1, 5))
+    def forget(self, store: str, count: int) -> None:
+        """A store loses its last writes."""
+        self._add("forget", target=store, count=count)
+
     @rule(lane=st.sampled_from(("high", "normal", "bulk")))
     def poison(self, lane: str) -> None:
         """A record that nobody can read."""
@@ -172,7 +188,17 @@ class ScriptMachine(RuleBasedStateMachine):
     def script(self) -> Script:
         """Returns what was put together so far."""
         acts = sorted(self.acts, key=lambda act: act.at)
-        return Script(acts, max(_LEAST_LENGTH_S, self.now + 1.0), _RECIPIENTS, 0.4, self.store, self.late)
+        lost = any(act.kind == "forget" and act.target == "presence" for act in acts)
+        return Script(
+            acts,
+            max(_LEAST_LENGTH_S, self.now + 1.0),
+            _RECIPIENTS,
+            store=self.store,
+            late=self.late,
+            subscribers=_SUBSCRIBERS,
+            round=60.0 if lost else 600.0,
+            large=1 if self.large else 10_000,
+        )
 
     def _add(self, kind: str, **fields: object) -> None:
         self.acts.append(msgspec.convert({"at": round(self.now, 3), "kind": kind, **fields}, Act))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tests.simulation.wiring import Cluster
 from tests.simulation.world import Host, Trouble, World
 
 _RESTART_S = (0.1, 5.0)
+_ALL = 1_000_000
+_LOOK_S = 0.5
 # The row of the catalogue that the death of a process is.
 _DEATHS = {
     "ingest": "F-04",
@@ -47,15 +50,21 @@ class Evidence:
 class Nemesis:
     """Faults of one run.
 
+    Attributes:
+        rows: how many faults of each row of the catalogue have shown evidence.
+
     Args:
         world: the machines.
         cluster: what runs on them.
         folder: of the stores' files.
         recorder: where faults are written down.
+        rounds: seconds in which every session has had a slow round.
     """
 
-    def __init__(self, world: World, cluster: Cluster, folder: Path, recorder: Recorder) -> None:
+    def __init__(self, world: World, cluster: Cluster, folder: Path, recorder: Recorder, rounds: float) -> None:
         self._world = world
+        self._round = rounds
+        self.rows: Counter[str] = Counter()
         self._cluster = cluster
         self._folder = folder
         self._recorder = recorder
@@ -78,10 +87,13 @@ class Nemesis:
                     evidence.count("connections reset", self._cluster.network.reset(act.target, act.other))
             case "trouble":
                 await (self._weaken(act) if act.target in REPLICAS else self._trouble(act))
+            case "forget" if act.target == "presence":
+                await self._forget_sessions(act.count)
             case _:
-                assert act.kind == "flush", f"{act.kind} is no fault"
-                async with self.fault("F-11", "requests.db") as evidence:
-                    evidence.count("requests forgotten", _flush(self._folder / "data" / "requests.db"))
+                assert act.kind in ("flush", "forget"), f"{act.kind} is no fault"
+                row, most = ("F-11", _ALL) if act.kind == "flush" else ("F-12", act.count)
+                async with self.fault(row, "requests.db") as evidence:
+                    evidence.count("requests forgotten", _forget(self._folder / "data" / "requests.db", most))
 
     def heal(self) -> None:
         """Ends whatever goes on; what is held arrives."""
@@ -94,6 +106,22 @@ class Nemesis:
             _poison(self._folder / "data" / "lanes" / f"{lane}.db", self._world.loop.time())
             self._recorder.add(history.Poisoned(at=self._world.loop.time(), lane=lane))
             evidence.count("record of three bytes appended", 1)
+
+    async def _forget_sessions(self, count: int) -> None:
+        async with self.fault("F-42", "presence") as evidence:
+            host = self._world.hosts["presence"]
+            # With its process it loses everything, and knows it.
+            if not host.alive or host.name not in self._cluster.network.servers:
+                return
+            store = self._cluster.presence
+            lost = store.forget(count)
+            evidence.count("entries of devices forgotten", lost.count)
+            # Whoever had one is put back by a round, or with a new session; later than that is too late.
+            end = self._world.loop.time() + self._round
+            while not store.has_back(lost) and self._world.loop.time() < end:
+                if store is not self._cluster.presence:
+                    break
+                await asyncio.sleep(_LOOK_S)
 
     async def _cut(self, act: Act) -> None:
         pair = frozenset({act.target, act.other})
@@ -160,6 +188,7 @@ class Nemesis:
         try:
             yield evidence
         finally:
+            self.rows.update([row] if str(evidence) else [])
             self._recorder.add(
                 history.FaultEnded(at=self._world.loop.time(), operation=operation, evidence=str(evidence))
             )
@@ -190,6 +219,7 @@ def _poison(path: Path, now: float) -> None:
         connection.execute("insert into records(append_time, key, value) values (?, ?, ?)", (now, b"", b"\xff\xff\xff"))
 
 
-def _flush(path: Path) -> int:
+def _forget(path: Path, most: int) -> int:
+    newest = "select number from request order by number desc limit ?"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        return connection.execute("delete from request").rowcount
+        return connection.execute(f"delete from request where number in ({newest})", (most,)).rowcount

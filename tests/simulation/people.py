@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc.aio
 
+from heliograph.prefs.v1 import topic_service_pb2, topic_service_pb2_grpc
 from heliograph_cli.connection import Actor
 from heliograph_client import Publisher
 from heliograph_client.cursor_store import CursorStore
@@ -122,6 +123,17 @@ class Calls:
             token = self._cluster.signer.sign(actor.name, actor.tenant, actor.role, _TOKEN_LIFETIME_S, now)
             metadata = ((TOKEN_HEADER, f"Bearer {token}"),)
         return await channel.call(method(made), request, timeout=_CALL_LIMIT_S, metadata=metadata)
+
+
+async def subscribe(cluster: Cluster, topic: str, recipients: Sequence[str]) -> None:
+    """Has people subscribe to a topic, each as themselves."""
+    for recipient in recipients:
+        await Calls(cluster).call(
+            "prefs",
+            lambda channel: topic_service_pb2_grpc.TopicServiceStub(channel).Subscribe,
+            topic_service_pb2.SubscribeRequest(topic_ids=[topic]),
+            Actor("recipient", recipient, TENANT),
+        )
 
 
 def screen_of(recipient: str, index: int, secret: bytes, recorder: Recorder, clock: Callable[[], float]) -> Screen:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -82,6 +82,10 @@ class Replica:
         """Returns what it has of a partition."""
         found = self._tables.get((table, partition))
         return Partition() if found is None else found.copy()
+
+    def tables(self, table: str) -> Iterator[tuple[Name, Partition]]:
+        """Yields what it has of a table, by partition."""
+        yield from ((key, found) for (name, key), found in self._tables.items() if name == table)
 
     def heal(self, now: float) -> None:
         """Works again, and gets what was kept for it."""
@@ -180,6 +184,13 @@ class Ring:
         else:
             found = replica.see(look.table.name, look.partition)
             asyncio.get_running_loop().call_later(self.latency(), seen, replica, found)
+
+    def held(self, table: str) -> Iterator[tuple[Name, Name, Mapping[str, Any]]]:
+        """Yields every row that any replica has: the keys of its partition and of itself, and its values."""
+        for replica in self.replicas:
+            for partition, found in replica.tables(table):
+                for name, cells in found.live(self.tables[table], self.now()):
+                    yield partition, name, cells
 
     def repair(self, look: Look, seen: Sequence[tuple[Replica, Partition]]) -> Partition:
         """Returns the cells of some replicas merged, after each of them has the outcome."""

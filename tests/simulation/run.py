@@ -28,15 +28,18 @@ from tests.faults.checker import Plan, Verdict, check
 from tests.faults.history import Recorder
 from tests.faults.invariants import Limits
 from tests.simulation import people
+from tests.simulation.dump import Dump
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.people import PRODUCER, TENANT, Calls
 from tests.simulation.reader import Reader
-from tests.simulation.script import Act, Script
+from tests.simulation.script import TOPIC, Act, Script
 from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
-from tests.simulation.world import Host, World
+from tests.simulation.world import WALL_BASE_S, Host, World
 
 _SETTLE_LIMIT_S = 200.0
+# A round comes so much later than its time at most.
+_DITHER = 1.2
 # What can be muted; the other category always goes out.
 _MUTED = "mention"
 _CATEGORIES = ("general", _MUTED)
@@ -53,6 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
         seconds: virtual seconds.
         visited: hooks passed.
         crashed: hooks at which a process died.
+        rows: how many faults of each row of the catalogue have shown evidence.
         disagreed: reads of two replicas that had different cells.
         late: requests that arrived though their callers had given them up.
         digest: of the whole history: the same seed gives the same one.
@@ -67,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float
     visited: Mapping[str, int]
     crashed: Mapping[str, int]
+    rows: Mapping[str, int]
     disagreed: int
     late: int
     digest: str
@@ -98,13 +103,21 @@ class _Run:
         self._logs = folder / "history"
         self._logs.mkdir()
         skews = {name: self._world.random.uniform(-script.skew, script.skew) for name in SERVICES}
-        self._cluster = Cluster(self._world, folder, skews, on_replicas=script.store == "replicas")
+        self._cluster = Cluster(self._world, folder, skews, script)
+        self._subscribers = [f"r{number}" for number in script.subscribers]
         self._secret = self._world.random.randbytes(16)
         self._screens: list[Screen] = []
         self._recorders: list[Recorder] = []
         self._system = self._recorder("system")
-        self._nemesis = Nemesis(self._world, self._cluster, folder, self._recorder("nemesis"))
+        rounds = script.round * _DITHER + 5.0
+        self._nemesis = Nemesis(self._world, self._cluster, folder, self._recorder("nemesis"), rounds)
         self._reader = Reader(self._cluster, self._system)
+        self._dump = Dump(
+            folder / "data",
+            self._cluster.ring if script.store == "replicas" else None,
+            {TOPIC: self._subscribers},
+            lambda: round((WALL_BASE_S + loop.time()) * 1_000_000),
+        )
         # Wishes are looked for once a second; while prefs cannot be asked, what is known counts for a minute.
         self._limits = Limits(wish=3.0 if script.is_calm else 62.0, clock=script.skew)
         # What a device keeps while its app does not run.
@@ -122,6 +135,7 @@ class _Run:
             await self._cluster.serving(host)
         self._cluster.network.late = self._script.late
         self._world.on_crash = self._died(self._world.on_crash)
+        await self._reader.on_its_machine(people.subscribe(self._cluster, TOPIC, self._subscribers))
         self._connect_everybody()
         producer = await self._open_producer()
         await asyncio.sleep(2.0)
@@ -140,6 +154,7 @@ class _Run:
         await asyncio.sleep(self._limits.receive + 1.0)
         recipients = [f"r{number}" for number in range(self._script.recipients)]
         await self._reader.read_everything(recipients, producer.accepted, self._screens)
+        self._note_positions()
         for recorder in self._recorders:
             recorder.close()
         paths = sorted(self._logs.glob("*.jsonl"))
@@ -152,6 +167,7 @@ class _Run:
             seconds=self._loop.time(),
             visited=dict(self._world.visited),
             crashed=dict(self._world.crashed),
+            rows=dict(self._nemesis.rows),
             disagreed=self._cluster.ring.disagreed,
             late=self._cluster.network.arrived_late,
             digest=digest,
@@ -239,12 +255,14 @@ class _Run:
                 await self._nemesis.make(act)
 
     async def _publish(self, act: Act, producer: Producer) -> None:
-        recipients = list(dict.fromkeys(f"r{number % self._script.recipients}" for number in act.numbers))
+        named = list(dict.fromkeys(f"r{number % self._script.recipients}" for number in act.numbers))
+        recipients = self._subscribers if act.target else named
         category = _CATEGORIES[act.number % len(_CATEGORIES)]
         began = self._loop.time()
         event_id = await producer.publish(
             recipients,
             number=act.number,
+            topics=[act.target] if act.target else [],
             priority=_PRIORITIES[act.number % len(_PRIORITIES)],
             ordering_key=f"key-{act.number % 3}",
             category=category,
@@ -308,9 +326,24 @@ class _Run:
         def died(host: Host) -> None:
             then(host)
             if host.name in SERVICES and not self._ended:
+                self._note_positions()
                 self._spawn(self._nemesis.restart(host))
 
         return died
+
+    def _note_positions(self) -> None:
+        """Writes down how far lanes are while what is not finished may be lost with a process."""
+        for mark in self._dump.marks():
+            self._system.add(
+                history.Position(
+                    at=self._loop.time(),
+                    lane=mark.lane,
+                    committed=mark.committed,
+                    first_unfinished=mark.first_unfinished,
+                    lag=mark.lag,
+                    quiet=False,
+                )
+            )
 
     _ended = False
 

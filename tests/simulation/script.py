@@ -8,9 +8,13 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "mute", "poison", "away"]
+Kind = Literal[
+    "publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "forget", "mute", "poison", "away"
+]
 How = Literal["slow", "stalled", "lost", "refused", "late", "lagging", "deaf", "down", "forgets"]
 Store = Literal["file", "replicas"]
+
+TOPIC = "topic"
 
 NODES = ("gw-sim-0", "gw-sim-1")
 PROCESSES = ("ingest", "fanout", "prefs", "presence", "delivery", *NODES)
@@ -31,6 +35,8 @@ STORES = ("requests.db", "high.db", "normal.db", "bulk.db", "positions.db", "inb
 # Where the inboxes are on replicas, follow-ups are on lanes.
 RETRY_STORES = ("retry-10s.db", "retry-1m.db")
 REPLICAS = ("replica-0", "replica-1", "replica-2")
+# What may lose its last writes and not know it. Rows never are: what is promised rests on them.
+FORGETFUL = ("requests.db", "presence")
 STORE_TROUBLES: tuple[How, ...] = ("slow", "stalled", "lost", "refused", "late")
 # What can be wrong with one replica. "forgets" is a crash that costs it its last changes.
 WEAKNESSES: tuple[How, ...] = ("lagging", "deaf", "down", "forgets")
@@ -46,12 +52,13 @@ HOOKS = (
     *_around("ingest", "requests.db", "high.db", "normal.db", "bulk.db"),
     "ingest answer Publish",
     *_around("fanout", "positions.db", "slices-high.db", "slices-normal.db", "slices-bulk.db"),
-    *_around("fanout", "call BatchResolve", "call ListWishChanges"),
+    *_around("fanout", "call BatchResolve", "call ListWishChanges", "call ListSubscribers"),
     "fanout before call Dispatch",
     "fanout send Dispatch",
     *_around("prefs", "prefs.db"),
     "prefs answer BatchResolve",
     "prefs answer ListWishChanges",
+    "prefs answer ListSubscribers",
     "prefs answer UpdatePreferences",
     "presence answer BatchGetPresence",
     "presence answer ListNodes",
@@ -69,8 +76,9 @@ HOOKS = (
     "gw-sim send Deliver",
     "gw-sim send Connect",
 )
-# Passed only when a run is over and everything is read.
+# Passed only before anything goes wrong, or when a run is over and everything is read.
 READING_HOOKS = (
+    "prefs answer Subscribe",
     "fanout answer GetLag",
     "fanout answer ListParked",
     "delivery answer Explain",
@@ -86,12 +94,13 @@ class Act(msgspec.Struct, frozen=True):
     Attributes:
         at: seconds after the start.
         kind: what.
-        target: a process, a hook, one end of a link, or a store.
+        target: a process, a hook, one end of a link, or a store; of a content its topic, where it names nobody.
         other: the other end of a link.
         seconds: how long it lasts; of a content how long it matters, 0: for ever.
         number: of a content, which device, or which recipient.
         numbers: whom a content is for.
-        count: at which pass of a hook; how many twins a publish has; 1 mutes and 0 takes that back.
+        count: at which pass of a hook; how many twins a publish has; how many writes are lost; 1 mutes and 0 takes that
+            back.
         how: what a store or a replica does.
         size: of a content, in characters at least.
         delay: how late a store is, or how much a replica forgets, in seconds.
@@ -122,6 +131,9 @@ class Script(msgspec.Struct, frozen=True):
         skew: largest difference of a process's wall clock from the true one, seconds; S is twice as much.
         store: where the inboxes are: in a file, or on three replicas.
         late: until everything is healed, unary requests whose callers gave up arrive all the same.
+        subscribers: numbers of the people who have the topic.
+        round: seconds between two slow rounds of a session.
+        large: an audience of more recipients is planned into slices; below 10 each is one recipient's.
     """
 
     acts: Sequence[Act]
@@ -130,6 +142,9 @@ class Script(msgspec.Struct, frozen=True):
     skew: float = 0.4
     store: Store = "file"
     late: bool = False
+    subscribers: tuple[int, ...] = ()
+    round: float = 600.0
+    large: int = 10_000
 
     @property
     def is_calm(self) -> bool:
@@ -142,12 +157,22 @@ class Script(msgspec.Struct, frozen=True):
 def make(seed: int, *, faults: bool = True) -> Script:
     """Makes the script of a seed: some tens of events, and up to six faults among them."""
     choose = random.Random(seed * 2 + 1)
+    # Each hook has its seed, whatever else the seeds draw.
+    hook = (*HOOKS, *LANE_HOOKS)[seed % (len(HOOKS) + len(LANE_HOOKS))]
     length = choose.choice((20.0, 40.0))
     recipients = choose.randint(2, 5)
+    subscribers: tuple[int, ...] = ()
+    if choose.random() < 0.5 or "ListSubscribers" in hook:
+        subscribers = tuple(choose.sample(range(recipients), choose.randint(1, recipients)))
+    large = 10_000
+    # Without faults a key keeps its order, but smaller audiences do not wait for a large one.
+    if faults and (choose.random() < 0.5 or "slices" in hook):
+        large = choose.choice((1, 1, 2))
     acts = [
         Act(
             at=choose.uniform(0.0, length),
             kind="publish",
+            target=TOPIC if subscribers and choose.random() < 0.4 else "",
             number=number,
             numbers=tuple(choose.sample(range(recipients), choose.randint(1, recipients))),
             seconds=choose.uniform(2.0, 20.0) if choose.random() < 0.1 else 0.0,
@@ -179,8 +204,6 @@ def make(seed: int, *, faults: bool = True) -> Script:
     ]
     if faults:
         acts += [_fault(choose, length, recipients) for _ in range(choose.randint(1, 6))]
-    # Each hook has its seed, whatever else the seeds draw.
-    hook = (*HOOKS, *LANE_HOOKS)[seed % (len(HOOKS) + len(LANE_HOOKS))]
     store: Store = "replicas" if seed % 2 or hook in LANE_HOOKS else "file"
     if faults:
         acts += _at_hook(choose, length, hook)
@@ -193,7 +216,18 @@ def make(seed: int, *, faults: bool = True) -> Script:
     if late:
         target, other = choose.choice(LINKS)
         acts.append(Act(choose.uniform(1.0, length * 0.8), "cut", target, other, seconds=choose.uniform(3.0, 12.0)))
-    return Script(sorted(acts, key=lambda act: act.at), length, recipients, 0.4 if faults else 0.0, store, late)
+    return Script(
+        sorted(acts, key=lambda act: act.at),
+        length,
+        recipients,
+        0.4 if faults else 0.0,
+        store,
+        late,
+        subscribers,
+        # What presence has lost comes with the next round.
+        60.0 if any(act.kind == "forget" and act.target == "presence" for act in acts) else 600.0,
+        large,
+    )
 
 
 def _at_hook(choose: random.Random, length: float, hook: str) -> list[Act]:
@@ -230,7 +264,7 @@ def _weakness(choose: random.Random, length: float, replica: str) -> Act:
 
 def _fault(choose: random.Random, length: float, recipients: int) -> Act:
     at = choose.uniform(0.0, length * 0.8)
-    kind = choose.choice(("crash", "crash at", "crash at", "cut", "reset", "trouble", "flush", "poison"))
+    kind = choose.choice(("crash", "crash at", "crash at", "cut", "reset", "trouble", "flush", "forget", "poison"))
     match kind:
         case "crash":
             return Act(at, "crash", target=choose.choice(PROCESSES))
@@ -251,6 +285,8 @@ def _fault(choose: random.Random, length: float, recipients: int) -> Act:
                 delay=choose.choice((0.5, 4.0, 6.0, 10.0)),
                 share=choose.choice((0.2, 1.0)),
             )
+        case "forget":
+            return Act(at, "forget", target=choose.choice(FORGETFUL), count=choose.randint(1, 5))
         case "poison":
             return Act(at, "poison", target=choose.choice(("normal", "high", "bulk")))
         case _:

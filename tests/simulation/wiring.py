@@ -40,7 +40,9 @@ from svc_ingest.settings import IngestSettings
 from svc_prefs.settings import PrefsSettings
 from svc_presence.settings import PresenceSettings
 from tests.simulation.network import Channel, Network
+from tests.simulation.presence import ForgetfulPresence
 from tests.simulation.replicas import Ring, SimulatedSession
+from tests.simulation.script import Script
 from tests.simulation.storage import SimulatedBell, SimulatedLock, SimulatedThreads
 from tests.simulation.world import WALL_BASE_S, Host, World, current
 
@@ -165,6 +167,7 @@ def replace_once() -> None:
     _set(mesh.lanes.sqlite, "FileLock", SimulatedLock)
     _set(mesh.lanes.sqlite, "Bell", SimulatedBell)
     _set(mesh.lanes.sqlite.SqliteLaneWriter, "_ring", lambda self: SimulatedBell.ring(Path(self._bell)))
+    _set(svc_presence.main, "open_store", _open_presence)
     _set(svc_delivery.store.cassandra_store, "require", _is_ready)
     _set(svc_delivery.store.cassandra_store, "open_session", _open_session)
     _set(heliograph_client.streams, "_open_channel", lambda address, name: Channel(address.target))
@@ -173,6 +176,11 @@ def replace_once() -> None:
 
 async def _is_ready(*_: object) -> None:
     """The replicas have their schema from the start."""
+
+
+def _open_presence(_: str, *, lease: float, **__: object) -> ForgetfulPresence:
+    Cluster.presence = ForgetfulPresence(repeat_for=lease)
+    return Cluster.presence
 
 
 async def _open_session(_: object) -> SimulatedSession:
@@ -203,19 +211,20 @@ class Cluster:
         world: the machines.
         folder: for the files of all stores.
         skews: seconds by which a process's wall clock is off.
-        on_replicas: whether the inboxes are on replicas, not in a file.
+        script: says how services are set.
     """
 
     ring: Ring
+    presence: ForgetfulPresence
 
-    def __init__(self, world: World, folder: Path, skews: Mapping[str, float], *, on_replicas: bool = False) -> None:
+    def __init__(self, world: World, folder: Path, skews: Mapping[str, float], script: Script) -> None:
         replace_once()
         self.world = world
         self.network = Network(world)
         self.folder = folder
         self.signer = _signer(folder)
         self._skews = skews
-        self._on_replicas = on_replicas
+        self._script = script
         Cluster.ring = Ring(choose=world.random, latency=world.latency, now=lambda: WALL_BASE_S + world.loop.time())
         SimulatedThreads.world = world
         SimulatedServer.network = Channel.network = self.network
@@ -245,7 +254,7 @@ class Cluster:
         self.world.crash(host)
 
     def _settings(self, name: str, service: str) -> dict[str, Any]:
-        common = {
+        common: dict[str, Any] = {
             "process": name,
             "run_dir": self.folder / "run",
             "data_dir": self.folder / "data",
@@ -259,7 +268,11 @@ class Cluster:
             common["producers_file"] = ROOT / "deploy" / "producers.example.toml"
         if service == "gateway":
             common["node_id"] = name
-        if service == "delivery" and self._on_replicas:
+            common["round_interval"] = self._script.round
+        if service == "fanout":
+            common["large_audience"] = self._script.large
+            common["slice_size"] = 1 if self._script.large < 10 else 2_000
+        if service == "delivery" and self._script.store == "replicas":
             common["store_url"] = "cassandra://replicas:9042/heliograph"
             common["follow_ups_url"] = "sqlite:///retry"
         return common
