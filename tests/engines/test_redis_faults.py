@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from mesh.clock import ManualClock
 from mesh.errors import StartError, Unavailable
@@ -371,6 +372,21 @@ async def test_a_clock_set_back_ends_leases(server: RedisServer) -> None:
         assert [list(sessions) for sessions in await store.look_up(["acme/alice"], 0.0)] == [[]]
         assert (await store.renew(lease(), 0.0)).lease is None
         assert (await store.renew(lease(epoch=2), 0.0)).lease is not None
+
+
+async def test_an_entry_of_somebody_else_is_dropped_and_said(server: RedisServer) -> None:
+    """A value that lies under another recipient's key leads nobody there: nothing is found, and an error is logged."""
+    here = Session("acme/alice", "phone", 1, "gw-0")
+    async with present(url_of(server)) as store:
+        await store.renew(lease(), 0.0)
+        await store.report("gw-0", 1, joined=[here], left=[], asserted=[], now=0.0)
+        (key,) = [key for key in await keys_of(server) if b"alice" in key]
+        await server.ask(("COPY", key, key.replace(b"alice", b"bob")))
+        with capture_logs() as lines:
+            found = await store.look_up(["acme/alice", "acme/bob"], 1.0)
+        assert [list(sessions) for sessions in found] == [[here], []]
+        expected = {"event": "presence_of_another", "asked": "acme/bob", "found": "acme/alice", "log_level": "error"}
+        assert [{**line, **expected} == line for line in lines] == [True]
 
 
 async def test_presence_needs_its_server_at_the_start(server: RedisServer) -> None:

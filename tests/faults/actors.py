@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
+
 from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectResponse
 from heliograph.type.v1.notification_pb2 import NotificationState
 from heliograph_client import PreparedEvent, Publisher, Subscriber
@@ -91,14 +93,22 @@ class NotedSubscriber(Subscriber):
 
 
 class Screen:
-    """One device of one recipient: what came to it, and what it showed."""
+    """One device of one recipient: what came to it, and what it showed.
+
+    Attributes:
+        shown: ids that a person saw.
+        received: ids that came over its wires.
+        late: how to ack what comes; None: the SDK does.
+    """
 
     def __init__(self, device: Device, secret: bytes, recorder: Recorder, clock: Callable[[], float] = now) -> None:
         self.device = device
+        self.late: LateAcks | None = None
         self._now = clock
         self.sessions = 0
         self.gateway = ""
         self.shown: set[str] = set()
+        self.received: set[str] = set()
         self.subscriber: NotedSubscriber
         self._secret = secret
         self._recorder = recorder
@@ -128,6 +138,7 @@ class Screen:
                     )
                 )
             case "notify":
+                self.received.add(frame.notify.notification.notification_id)
                 self._recorder.add(self._received(frame))
             case "replayed":
                 kind = history.Reloaded if frame.replayed.reload else history.Replayed
@@ -155,6 +166,8 @@ class Screen:
         """Shows what comes, until the subscriber is closed."""
         async for notification in self.subscriber:
             self.shown.add(notification.id)
+            if self.late is not None:
+                self.late.take(self.subscriber, notification.id)
             self._recorder.add(
                 history.Shown(
                     at=self._now(),
@@ -192,6 +205,35 @@ class Screen:
             self._recorder.add(history.Closed(at=self._now(), device=self.device, session=self.sessions))
 
 
+class LateAcks:
+    """Acks the first notifications of a device so many seconds late, and those after them at once.
+
+    Attributes:
+        open: acks that are still to be said.
+        said: acks that were said late.
+    """
+
+    def __init__(self, seconds: float, count: int) -> None:
+        self.open = 0
+        self.said = 0
+        self._seconds = seconds
+        self._left = count
+
+    def take(self, subscriber: Subscriber, notification_id: str) -> None:
+        """Takes note of one that was shown."""
+        if self._left <= 0:
+            subscriber.ack(notification_id)
+            return
+        self._left -= 1
+        self.open += 1
+        asyncio.get_running_loop().call_later(self._seconds, self._say, subscriber, notification_id)
+
+    def _say(self, subscriber: Subscriber, notification_id: str) -> None:
+        self.open -= 1
+        self.said += 1
+        subscriber.ack(notification_id)
+
+
 @asynccontextmanager
 async def watching(screen: Screen) -> AsyncIterator[Screen]:
     """Connects a screen and shows what comes while the context is open."""
@@ -208,12 +250,22 @@ async def watching(screen: Screen) -> AsyncIterator[Screen]:
 # ---------------------------------------------------------------- a producer
 
 
+class Sent(msgspec.Struct, frozen=True):
+    """What an accepted event is, beside whom it is for; the fields are those of the history."""
+
+    category: str
+    priority: int
+    expire: float | None
+
+
 class Producer:
     """Publishes contents, each until it is answered, and writes down every try.
 
     Attributes:
         accepted: ids that were answered OK, with their recipients.
+        sent: the same ids, with what they are.
         open: contents that are not answered yet.
+        refused: other contents under ids that were taken, which were refused as that.
     """
 
     def __init__(
@@ -225,9 +277,13 @@ class Producer:
         secret: bytes,
         recorder: Recorder,
         clock: Callable[[], float] = now,
+        forgotten: Callable[[], Awaitable[float]] | None = None,
     ) -> None:
         self.accepted: dict[str, tuple[str, ...]] = {}
+        self.sent: dict[str, Sent] = {}
         self.open = 0
+        self.refused = 0
+        self._forgotten = forgotten
         self._publisher = publisher
         self._now = clock
         self._tenant = tenant
@@ -250,6 +306,7 @@ class Producer:
         limit: float = 60.0,
         twins: int = 1,
         repeat_after: Callable[[], Awaitable[None]] | None = None,
+        clash: bool = False,
     ) -> str | None:
         """Publishes content `number` until it is answered, for so many seconds at most; returns its id.
 
@@ -265,6 +322,7 @@ class Producer:
             limit: seconds.
             twins: so many calls with the same request are made side by side each time.
             repeat_after: once it is answered this is awaited, and the same request is made again.
+            clash: once it is answered another content is sent under its request id.
         """
         nonce = f"{self._name}.{number}"
         text = canary.body(self._secret, recipients, nonce, size)
@@ -280,6 +338,7 @@ class Producer:
         )
         prepared = self._publisher.prepare(event)
         expire = None if ttl is None else self._now() + ttl
+        forgotten = await self._count_forgotten() if clash else 0.0
         self.open += 1
         try:
             async with asyncio.timeout(limit):
@@ -301,6 +360,9 @@ class Producer:
                     )
                     for answer in filter(None, answers):
                         self.accepted[answer] = tuple(recipients)
+                        self.sent[answer] = Sent(category, _URGENCY[priority], expire)
+                        if clash:
+                            await self._send_other(prepared.request_id, nonce, recipients, forgotten)
                         if repeat_after is None:
                             return answer
                         # What comes between the answer and the repeat happens once.
@@ -314,6 +376,58 @@ class Producer:
             return None
         finally:
             self.open -= 1
+
+    def has_end(self, notification_id: str) -> bool:
+        """Whether an accepted event matters for a while only; what is not known to be accepted may."""
+        return notification_id not in self.sent or self.sent[notification_id].expire is not None
+
+    async def _count_forgotten(self) -> float:
+        return 0.0 if self._forgotten is None else await self._forgotten()
+
+    async def _send_other(self, request_id: str, nonce: str, recipients: Sequence[str], forgotten: float) -> None:
+        """Sends another content under a request id that is taken, and writes down what became of it.
+
+        It may pass where ingest did without its request log meanwhile: then it is an event of its own. That is known
+        only afterwards, so its invoke is written down together with its end.
+        """
+        other = f"{nonce}.other"
+        text = canary.body(self._secret, recipients, other)
+        event = build_event(category="general", to=list(recipients), title="another content", body=text)
+        self._tries += 1
+        invoke = history.PublishInvoke(
+            at=self._now(),
+            operation=f"{self._name}-{self._tries}",
+            tenant=self._tenant,
+            producer=self._name,
+            request_id=request_id,
+            has_time=True,
+            nonce=other,
+            digest=canary.digest(text),
+            category="general",
+            recipients=tuple(recipients),
+            priority=_URGENCY["normal"],
+        )
+        end: history.PublishOk | history.PublishFail | history.PublishInfo
+        retries = self._publisher.stats.retries
+        try:
+            receipt = await self._publisher.publish(self._publisher.prepare(event, request_id=request_id))
+        except AlreadyExists as failure:
+            self.refused += 1
+            certain = self._publisher.stats.retries == retries
+            kind = history.PublishFail if certain else history.PublishInfo
+            end = kind(at=self._now(), operation=invoke.operation, reason=failure.reason)
+        except Failure as failure:
+            if isinstance(failure, _REFUSALS):
+                raise
+            end = history.PublishInfo(at=self._now(), operation=invoke.operation, reason=failure.reason)
+        else:
+            end = history.PublishOk(at=self._now(), operation=invoke.operation, notification_id=receipt.event_id)
+            self.accepted[receipt.event_id] = tuple(recipients)
+            self.sent[receipt.event_id] = Sent("general", _URGENCY["normal"], None)
+            if await self._count_forgotten() != forgotten:
+                invoke = msgspec.structs.replace(invoke, request_id="")
+        self._recorder.add(invoke)
+        self._recorder.add(end)
 
     async def _try(
         self,

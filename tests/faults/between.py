@@ -36,7 +36,9 @@ async def before_nodes(cluster: Cluster) -> AsyncIterator[tuple[list[Proxy], Cal
 
 
 @asynccontextmanager
-async def before(cluster: Cluster, callee: str, callers: Sequence[str]) -> AsyncIterator[Proxy]:
+async def before(
+    cluster: Cluster, callee: str, callers: Sequence[str], asked: Sequence[str] = ()
+) -> AsyncIterator[Proxy]:
     """Puts a proxy before a service, and waits until those who call it come through; undone in the end.
 
     Connections that are open stay with the socket they were made to. So the service is killed while its callers stand
@@ -46,11 +48,12 @@ async def before(cluster: Cluster, callee: str, callers: Sequence[str]) -> Async
         cluster: in the shape `processes`, with every process serving.
         callee: which service, such as "presence" or "gateway-0".
         callers: the processes that call it on their own, without being asked.
+        asked: the processes that call it only when they are asked something: they find the proxy then.
     """
     name = name_of(cluster, callee)
     path = Path(cluster.running.run_dir) / f"{name}.sock"
     moved = path.with_suffix(".behind")
-    with _still(cluster, callers):
+    with _still(cluster, (*callers, *asked)):
         await cluster.wait_restarted(await cluster.kill(name))
         path.rename(moved)
         proxy = Proxy(str(moved))

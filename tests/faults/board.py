@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -131,6 +131,7 @@ def scoreboard(runs: Sequence[RunResult], simulated: Simulated, failed: Sequence
         + "".join(f"; {one}" for one in simulated.left_out),
         "mutants noticed": f"{simulated.killed} of {simulated.mutants}" if simulated.mutants else "not run",
         "rows of the catalogue covered": f"{sum(row.is_covered for row in rows.values())} of {len(rows)}",
+        "runs with nothing to look at for": _unseen(runs),
         "parts that failed": ", ".join(failed) or "none",
     }
     width = max(map(len, lines))
@@ -148,6 +149,13 @@ def scoreboard(runs: Sequence[RunResult], simulated: Simulated, failed: Sequence
 
 def _per_million(part: int, whole: int) -> str:
     return f"{part} of {whole:,} ({part * _MILLION / whole:.0f} per million)" if whole else "nothing came"
+
+
+def _unseen(runs: Sequence[RunResult]) -> str:
+    """Says of each invariant that some run shows nothing about how many runs those are, and where that is all."""
+    counts = Counter(name for run in runs for name in run.unseen)
+    named = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{name} {'all' if count == len(runs) else count}" for name, count in named) or "none"
 
 
 def _times(faults: Iterable[FaultResult]) -> list[str]:

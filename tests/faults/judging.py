@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -18,8 +18,11 @@ import msgspec
 
 from tests.faults import history, recovery
 from tests.faults.checker import Plan, Verdict, check, report
+from tests.faults.footprint import grown, holdings
 from tests.faults.index import Index
-from tests.faults.rig import SETTLE_LIMIT_S, Run, opened
+from tests.faults.invariants import Violation
+from tests.faults.rig import SETTLE_LIMIT_S, Habits, Run, opened
+from tests.faults.unseen import unseen
 from tests.support.cluster import Cluster
 
 # Names the folder in which results are collected; without it none are kept.
@@ -62,6 +65,7 @@ class RunResult(msgspec.Struct, frozen=True):
         faults: that were made.
         violated: the invariants that are broken, each once.
         seed: that chose its faults; None: the test names them.
+        unseen: the invariants that it had nothing to look at for.
     """
 
     test: str
@@ -80,6 +84,7 @@ class RunResult(msgspec.Struct, frozen=True):
     faults: tuple[FaultResult, ...]
     violated: tuple[str, ...]
     seed: int | None = None
+    unseen: tuple[str, ...] = ()
 
 
 @asynccontextmanager
@@ -94,6 +99,7 @@ async def judged(
     connect: float = 30.0,
     settle: float = SETTLE_LIMIT_S,
     seed: int | None = None,
+    habits: Habits | None = None,
 ) -> AsyncIterator[Run]:
     """Opens a run under load; when the context ends all must come to rest, is read, and must be valid.
 
@@ -107,25 +113,58 @@ async def judged(
         connect: seconds in which all devices must be there.
         settle: seconds in which all must come to rest.
         seed: that chooses what the test does; the scoreboard names it.
+        habits: what the load has beside events; None: everything but a late device.
 
     Raises:
-        AssertionError: the verdict is not "valid"; the text has the timelines.
+        AssertionError: the verdict is not "valid"; the text has the timelines. Or it is, and the run shows nothing
+            about something that its load should make it show.
     """
+    habits = habits or Habits()
     folder = Path(tempfile.mkdtemp(prefix="hg-run-"))
-    async with opened(cluster, folder, recipients=recipients, prefix=prefix, url=url, connect=connect) as run:
-        async with run.load(rate=rate, audience=audience):
+    async with opened(
+        cluster, folder, recipients=recipients, prefix=prefix, url=url, connect=connect, habits=habits
+    ) as run:
+        async with run.load.going(rate, audience):
             await run.flows(20)
+            before = holdings(cluster)
             yield run
+            run.load.ends = False
             await run.flows(10)
         await run.settle(settle)
         await run.read_everything()
+        leaks = [Violation("I14", text) for text in grown(before, holdings(cluster), len(run.screens))]
     logs = history.read(_logs(folder))
     index = Index([line for log in logs for line in log.lines])
     plan = Plan(publishes=30, sessions=recipients, faults=len(index.faults))
-    verdict = check(logs, plan)
+    verdict = _with(check(logs, plan), leaks)
     keep(result(verdict, index, seed))
-    assert verdict.state == "valid", f"{report(verdict)}\nlogs: {folder}"
+    said = f"{report(verdict)}\nnothing to look at for: {', '.join(unseen(index))}\nlogs: {folder}"
+    assert verdict.state == "valid", said
+    assert not run.load.failures, run.load.failures
+    assert not set(unseen(index)) & _expected(habits), said
     shutil.rmtree(folder)
+
+
+def _with(verdict: Verdict, found: Sequence[Violation]) -> Verdict:
+    """Adds to a verdict what is seen only from outside of the history."""
+    if not found:
+        return verdict
+    return msgspec.structs.replace(
+        verdict,
+        state="invalid",
+        violations=[*verdict.violations, *found],
+        timelines=[*verdict.timelines, *(f"{one.invariant}: {one.text}" for one in found)],
+    )
+
+
+def _expected(habits: Habits) -> set[str]:
+    """Returns the invariants that every run has something to look at for, whatever its faults are."""
+    return (
+        {"I1", "I2", "I3", "I4", "I5", "I7", "I9", "I10", "I13", "I14", "I17"}
+        | ({"I8"} if habits.marks else set())
+        | ({"I11"} if habits.ends else set())
+        | ({"I12"} if habits.clashes else set())
+    )
 
 
 def _logs(folder: Path) -> list[Path]:
@@ -157,6 +196,7 @@ def result(verdict: Verdict, index: Index, seed: int | None = None) -> RunResult
         ),
         violated=tuple(sorted(set(broken))),
         seed=seed,
+        unseen=unseen(index),
     )
 
 

@@ -84,12 +84,20 @@ class Nemesis:
         self, row: str, target: str, proxies: Sequence[Proxy], toxics: Toxics, seconds: float, *, device: bool = False
     ) -> None:
         """Makes links bad for so long at least, and until that has shown; it ends in full, however it is left."""
+        async with self.poisoned(row, target, proxies, toxics, device=device):
+            # How long it is bad is the fault itself.
+            await asyncio.sleep(seconds)
+
+    @asynccontextmanager
+    async def poisoned(
+        self, row: str, target: str, proxies: Sequence[Proxy], toxics: Toxics, *, device: bool = False
+    ) -> AsyncIterator[None]:
+        """Makes links bad while the context is open, and until that has shown; other faults may be made inside."""
         async with self.fault(row, target, device=device) as evidence:
             for proxy in proxies:
                 proxy.apply(toxics)
             try:
-                # How long it is bad is the fault itself.
-                await asyncio.sleep(seconds)
+                yield
                 with contextlib.suppress(AssertionError):
                     await until(lambda: any(_bites(proxy, toxics) for proxy in proxies), _EVIDENCE_LIMIT_S, "evidence")
                 evidence += [text for proxy in proxies if (text := str(proxy.evidence)) and _bites(proxy, toxics)]

@@ -8,10 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-import httpx2
-
 from deploy.engines.running import Engines
-from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
 from heliograph_cli import health
 from heliograph_cli.connection import Actor
 from heliograph_client import PreparedEvent, Publisher, RetryPolicy
@@ -82,22 +79,7 @@ async def at_last(publisher: Publisher, prepared: PreparedEvent) -> str:
 async def waiting_events(cluster: Cluster) -> int:
     """How many events fanout has still before it."""
     async with cluster.connection() as connection:
-        answer: fanout_service_pb2.GetLagResponse = await connection.call(
-            "fanout",
-            lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).GetLag,
-            fanout_service_pb2.GetLagRequest(),
-            reading.OPERATOR,
-        )
-    return sum(lane.record_count for lane in answer.lanes)
-
-
-async def count_of(cluster: Cluster, process: str, name: str) -> float:
-    """Returns what one of a process's counters without labels stands at."""
-    words = cluster.process(process).argv
-    port = words[words.index("--metrics-port") + 1]
-    async with httpx2.AsyncClient() as client:
-        page = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"{name} "))
+        return sum(lane.record_count for lane in await reading.lanes(connection))
 
 
 async def is_through(cluster: Cluster) -> bool:

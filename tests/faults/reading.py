@@ -6,23 +6,30 @@ It must not judge, and reads only what recipients and operators may.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import grpc.aio
 
 from heliograph.delivery.v1 import (
+    dead_letter_service_pb2,
+    dead_letter_service_pb2_grpc,
     delivery_service_pb2,
     delivery_service_pb2_grpc,
     inbox_service_pb2,
     inbox_service_pb2_grpc,
 )
 from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
+from heliograph.presence.v1 import presence_service_pb2, presence_service_pb2_grpc
 from heliograph.type.v1.notification_pb2 import NotificationState
 from heliograph.type.v1.plan_pb2 import SuppressReason
 from heliograph_cli.connection import Actor
+from mesh.channel import Channels
 from mesh.errors import NotFound
+from mesh.ids import join_key
 from tests.faults import canary, history
+from tests.faults.actors import Screen
 from tests.faults.history import Recorder
 
 Req = TypeVar("Req")
@@ -30,6 +37,8 @@ Res = TypeVar("Res")
 
 OPERATOR = Actor("operator", "checker")
 _CALLS_AT_ONCE = 32
+_CALL_LIMIT_S = 10.0
+_PAGE = 500
 
 
 class Calls(Protocol):
@@ -54,6 +63,7 @@ async def read_inboxes(
     tenant: str,
     recorder: Recorder,
     clock: Callable[[], float],
+    may_be_gone: Callable[[str, str], bool] = lambda _recipient, _event_id: True,
 ) -> None:
     """Writes down every row, every count, and the terminal state of everything accepted.
 
@@ -64,12 +74,13 @@ async def read_inboxes(
         tenant: whose they all are.
         recorder: where it is written down.
         clock: of the history.
+        may_be_gone: whether newer rows may have pushed out this recipient's row of this event.
     """
     gate = asyncio.Semaphore(_CALLS_AT_ONCE)
 
     async def one(recipient: str) -> None:
         async with gate:
-            await _Inbox(calls, tenant, recipient, recorder, clock).read(accepted)
+            await _Inbox(calls, tenant, recipient, recorder, clock, may_be_gone).read(accepted)
 
     await asyncio.gather(*(one(recipient) for recipient in recipients))
 
@@ -97,15 +108,108 @@ async def read_aside(calls: Calls, *, recorder: Recorder, clock: Callable[[], fl
         )
 
 
+async def read_letters(
+    calls: Calls, recipients: Iterable[str], *, tenant: str, recorder: Recorder, clock: Callable[[], float]
+) -> None:
+    """Writes down the dead letters of these recipients, and those of nobody."""
+    own = {join_key(tenant, recipient): recipient for recipient in recipients}
+    token = ""
+    while True:
+        answer: dead_letter_service_pb2.ListDeadLettersResponse = await calls.call(
+            "delivery",
+            lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).ListDeadLetters,
+            dead_letter_service_pb2.ListDeadLettersRequest(page_size=_PAGE, page_token=token),
+            OPERATOR,
+        )
+        for letter in answer.dead_letters:
+            if not letter.recipient_key or letter.recipient_key in own:
+                recipient = own.get(letter.recipient_key, "")
+                recorder.add(await _read_letter(calls, letter.dead_letter_id, tenant, recipient, clock))
+        token = answer.next_page_token
+        if not token:
+            return
+
+
+async def _read_letter(
+    calls: Calls, letter_id: str, tenant: str, recipient: str, clock: Callable[[], float]
+) -> history.Letter:
+    answer: dead_letter_service_pb2.GetDeadLetterResponse = await calls.call(
+        "delivery",
+        lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).GetDeadLetter,
+        dead_letter_service_pb2.GetDeadLetterRequest(dead_letter_id=letter_id),
+        OPERATOR,
+    )
+    letter = answer.dead_letter
+    return history.Letter(
+        # When it was buried, by the clock of the history: what comes after that must not come.
+        at=clock() - max(0.0, time.time() - letter.bury_time.ToNanoseconds() / 1e9),
+        tenant=tenant if recipient else "",
+        recipient=recipient,
+        notification_id=letter.envelope.notification_id,
+        reason=dead_letter_service_pb2.DeadLetterReason.Name(letter.reason),
+        size=len(letter.original) or letter.left_out.size_bytes,
+        source=letter.lane_position,
+    )
+
+
+async def lanes(calls: Calls) -> Sequence[fanout_service_pb2.LaneLag]:
+    """Returns how far behind the reader of each lane is."""
+    answer: fanout_service_pb2.GetLagResponse = await calls.call(
+        "fanout",
+        lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).GetLag,
+        fanout_service_pb2.GetLagRequest(),
+        OPERATOR,
+    )
+    return answer.lanes
+
+
+async def read_lanes(calls: Calls, *, recorder: Recorder, clock: Callable[[], float]) -> None:
+    """Writes down what is left in the lanes when all is quiet; the position itself is fan-out's own."""
+    for lane in await lanes(calls):
+        name = f"{lane.lane}/{lane.partition}"
+        recorder.add(history.Position(at=clock(), lane=name, committed=0, first_unfinished=None, lag=lane.record_count))
+
+
+async def registry(channels: Channels, screens: Sequence[Screen], *, clock: Callable[[], float]) -> history.Registry:
+    """Returns who is connected, by presence as delivery sees it, and by the devices themselves.
+
+    Args:
+        channels: delivery's.
+        screens: all devices.
+        clock: of the history.
+    """
+    devices = [screen.device for screen in screens]
+    keys = dict.fromkeys(join_key(device.tenant, device.recipient) for device in devices)
+    answer = await presence_service_pb2_grpc.PresenceServiceStub(channels.unary("presence")).BatchGetPresence(
+        presence_service_pb2.BatchGetPresenceRequest(recipient_keys=keys, with_sessions=True),
+        timeout=_CALL_LIMIT_S,
+        metadata=channels.metadata(),
+    )
+    known = [f"{one.recipient_key} {one.device_id}" for one in answer.sessions]
+    real = [
+        f"{join_key(screen.device.tenant, screen.device.recipient)} {screen.device.name}"
+        for screen in screens
+        if screen.subscriber.connected
+    ]
+    return history.Registry(at=clock(), by_presence=tuple(sorted(known)), by_sockets=tuple(sorted(real)))
+
+
 class _Inbox:
     def __init__(
-        self, calls: Calls, tenant: str, recipient: str, recorder: Recorder, clock: Callable[[], float]
+        self,
+        calls: Calls,
+        tenant: str,
+        recipient: str,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        may_be_gone: Callable[[str, str], bool],
     ) -> None:
         self._calls = calls
         self._tenant = tenant
         self._recipient = recipient
         self._recorder = recorder
         self._now = clock
+        self._may_be_gone = may_be_gone
 
     async def read(self, accepted: Mapping[str, Sequence[str]]) -> None:
         answer: inbox_service_pb2.ListInboxResponse = await self._calls.call(
@@ -154,8 +258,7 @@ class _Inbox:
                 OPERATOR,
             )
         except NotFound:
-            # A row goes when twice as many newer ones are there; the checker looks whether they are.
-            return "trimmed", ""
+            return self._pushed_out(event_id), ""
         if answer.suppress_reason == SuppressReason.SUPPRESS_REASON_EXPIRED:
             return "expired", ""
         if answer.suppress_reason:
@@ -163,8 +266,14 @@ class _Inbox:
         steps = {step.decision for step in answer.steps}
         if "dead letter" in steps:
             return "dead", "dead letter"
+        if "inboxed" not in steps:
+            return "under way", ""
         # There and not in the list: newer ones have pushed it out, or its time is over.
-        return ("expired" if "expired" in steps else "trimmed") if "inboxed" in steps else "under way", ""
+        return "expired" if "expired" in steps else self._pushed_out(event_id), ""
+
+    def _pushed_out(self, event_id: str) -> str:
+        """A row goes when twice as many newer ones are there; the checker looks whether they are."""
+        return "trimmed" if self._may_be_gone(self._recipient, event_id) else "gone, and nothing pushed it out"
 
     def _end(self, notification_id: str, state: str, reason: str = "") -> None:
         self._recorder.add(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import pytest
 
 from tests.faults.between import before_nodes
 from tests.faults.judging import judged
-from tests.faults.proxy import BLACK_HOLE, Toxics
+from tests.faults.proxy import BLACK_HOLE, Proxy, Toxics
 from tests.support.cluster import Cluster
 from tests.support.shapes import PROCESSES
+from tests.support.wait import until
 
 pytestmark = [
     pytest.mark.faults,
@@ -64,10 +66,18 @@ async def test_a_way_that_is_cut_anywhere_loses_nothing(cluster: Cluster, cuts: 
 
 
 async def test_an_ack_is_lost_and_its_node_dies(cluster: Cluster) -> None:
-    """What was shown and acked into the void comes again at most on the wire; the next node takes the ack."""
+    """What was shown and acked into the void comes again at most on the wire; the next node takes the ack.
+
+    The node dies while its acks are being swallowed: it never hears of them.
+    """
     async with before_nodes(cluster) as (proxies, url), judged(cluster, "void-", url=url) as run:
         way = Toxics(silent=frozenset({"up"}))
-        await run.nemesis.poison("F-68", "devices", proxies, way, 1.5, device=True)
-        for victim in ("gateway-0", "gateway-1"):
-            await run.nemesis.kill("F-68", victim)
+        for victim, proxy in zip(("gateway-0", "gateway-1"), proxies, strict=True):
+            async with run.nemesis.poisoned("F-68", "devices", proxies, way, device=True):
+                await until(partial(_swallows, proxy), 10.0, f"what devices say to {victim} is lost")
+                await run.nemesis.kill("F-68", victim)
             await run.flows(5)
+
+
+def _swallows(proxy: Proxy) -> bool:
+    return proxy.evidence.swallowed > 0

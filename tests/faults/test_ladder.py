@@ -16,11 +16,11 @@ from heliograph.type.v1.event_pb2 import Event
 from heliograph.type.v1.notification_pb2 import MarkKind
 from heliograph_client import PreparedEvent, Publisher, build_event
 from mesh.errors import Failure, ResourceExhausted, Unavailable
+from tests.faults.counters import count_of
 from tests.faults.outages import (
     BACK_S,
     asking_once,
     at_last,
-    count_of,
     is_through,
     pids_of,
     says,

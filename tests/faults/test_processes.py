@@ -8,10 +8,13 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.judging import judged
+from tests.faults.rig import Habits
 from tests.support.cluster import Cluster
 from tests.support.shapes import BOTH, MESH, PROCESSES
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+# An ack is waited for ten seconds.
+_TOO_LATE_S = 12.0
 _in_both = pytest.mark.parametrize("cluster", BOTH, indirect=True)
 
 # Who dies, under the row of the catalogue that it is.
@@ -48,10 +51,12 @@ async def test_every_service_is_replaced_in_order(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("cluster", [PROCESSES], indirect=True)
 async def test_without_faults_the_wire_carries_each_notification_once(cluster: Cluster) -> None:
-    """The same load and nothing else: not one copy too many."""
-    async with judged(cluster, "calm-", rate=40.0) as run:
+    """The same load and nothing else: not one copy too many, also on a device that acks after its window is over."""
+    async with judged(cluster, "calm-", rate=40.0, habits=Habits(late=_TOO_LATE_S)) as run:
         await run.flows(200)
         screens = list(run.screens)
+    assert [screen.late.said for screen in screens if screen.late is not None] == [20]
+    assert run.producer.refused > 0
     assert sum(screen.subscriber.stats.duplicates_on_wire for screen in screens) == 0
 
 

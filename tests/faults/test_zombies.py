@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from mesh.telemetry import LAG_INTERVAL_S
+from tests.faults.counters import count_of
 from tests.faults.judging import judged
 from tests.support.cluster import Cluster
-from tests.support.shapes import PROCESSES
+from tests.support.shapes import PROCESSES, name_of
+from tests.support.wait import until
 
 pytestmark = [
     pytest.mark.faults,
@@ -30,9 +33,20 @@ _STILL_S = 6.0
     ],
 )
 async def test_a_process_that_wakes_up_late_does_no_harm(cluster: Cluster, row: str, victim: str) -> None:
-    """SIGSTOP for six seconds: what it had in hand is repeated or refused, and nobody sees it twice."""
+    """SIGSTOP for six seconds: what it had in hand is repeated or refused, and nobody sees it twice.
+
+    It says itself that its loop stood still.
+    """
+    late = f"heliograph_{victim.partition('-')[0]}_loop_lag_seconds_sum"
+    name = name_of(cluster, victim)
     async with judged(cluster, f"still-{victim}-") as run:
+        before = await count_of(cluster, name, late)
         await run.nemesis.freeze(row, victim, _STILL_S)
+
+        async def is_told() -> bool:
+            return await count_of(cluster, name, late) >= before + _STILL_S - LAG_INTERVAL_S
+
+        await until(is_told, what=f"{name} tells how late its loop was")
         await run.flows(5)
 
 

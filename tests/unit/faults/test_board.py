@@ -44,6 +44,15 @@ def test_what_runs_show_is_added_up() -> None:
     assert "F-61   gateway-1          2 times, median 4.0, most 4.0" in board
 
 
+def test_what_no_run_looked_at_is_named() -> None:
+    """An invariant that a run shows nothing about is not one that it held."""
+    calm = msgspec.structs.replace(_VALID, unseen=("I6", "I15"))
+    runs = [_VALID, calm, msgspec.structs.replace(_VALID, unseen=("I15",))]
+    assert _line(scoreboard(runs, Simulated(), []), "runs with nothing") == "I15 2, I6 1"
+    assert _line(scoreboard(runs[1:], Simulated(), []), "runs with nothing") == "I15 all, I6 1"
+    assert _line(scoreboard(runs[:1], Simulated(), []), "runs with nothing") == "none"
+
+
 def test_how_soon_crowds_come_back_is_shown() -> None:
     """In the words of the run that measured it, which the seconds of a fault do not replace."""
     crowd = FaultResult("F-78", "gw-host-0", "pid 5 gone, 2000 devices came back, 99 % in 4.2 s", 1.0)

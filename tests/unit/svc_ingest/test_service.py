@@ -31,6 +31,7 @@ class FaultyLog(SqliteRequestLog):
     def __init__(self, url: str, data_dir: Path) -> None:
         super().__init__(url, data_dir)
         self.calls: list[tuple[str, int]] = []
+        self.standing = asyncio.Event()
         self.going_on = asyncio.Event()
 
     async def begin(self, claims: Sequence[Claim], now: float) -> Sequence[Known]:
@@ -48,6 +49,7 @@ class FaultyLog(SqliteRequestLog):
     async def _meet(self, step: str, count: int) -> None:
         self.calls.append((step, count))
         if step in self.stuck:
+            self.standing.set()
             await self.going_on.wait()
         if step in self.failing:
             raise Unavailable("the log is down", reason="STORE_UNAVAILABLE")
@@ -269,6 +271,28 @@ async def test_a_log_that_stands_still_stops_nobody(world: World, step: str) -> 
     await world.ingest.settle()
     again = await world.ingest.publish(request)
     assert (again.event_id, again.replayed) == (answer.event_id, True)
+
+
+@pytest.mark.parametrize("step", ["begin", "finish"])
+async def test_a_log_that_stands_still_is_waited_for_so_long(
+    world: World, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the limit is reached, by the loop's own clock, and not a moment longer."""
+    loop = asyncio.get_running_loop()
+    moment = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: moment)
+    world.log.stuck = frozenset({step})
+    call = asyncio.create_task(world.ingest.publish(publish_request(id_=request_id())))
+    await world.log.standing.wait()
+    # The limit runs from now on at the latest; the loop looks at its timers once in a turn.
+    moment += 0.049
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not call.done()
+    moment += 0.002
+    done, _ = await asyncio.wait({call})
+    assert [one.exception() for one in done] == [None]
+    assert world.ingest.metric("skipped_requests_total", step=step) == 1
 
 
 async def test_nobody_waits_twice_for_a_log_that_stands_still(world: World) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from heliograph.prefs.v1 import prefs_service_pb2 as pb
@@ -16,10 +17,10 @@ from mesh.context import CallContext, Caller, serving
 from mesh.errors import Aborted, InvalidArgument, PermissionDenied
 from mesh.telemetry import Telemetry
 from svc_prefs.metrics import Metrics
-from svc_prefs.ports import LogLimits
+from svc_prefs.ports import Changes, Found, LogLimits, PrefsStore, Stored
 from svc_prefs.service import PrefsService
 from svc_prefs.store import open_store
-from tests.support.wishes import HOUR_US, NOW_US, REGISTRY, choice, mute, update
+from tests.support.wishes import HOUR_US, NOW_US, REGISTRY, changed, choice, mute, update
 
 # No method of the service uses it.
 NO_CONTEXT = cast(Any, None)
@@ -33,8 +34,9 @@ HOUR = HOUR_US / 1_000_000
 class World:
     """The service, with a clock that stands still."""
 
-    def __init__(self, service: PrefsService, clock: ManualClock) -> None:
+    def __init__(self, service: PrefsService, store: PrefsStore, clock: ManualClock) -> None:
         self.service = service
+        self.store = store
         self.clock = clock
 
     async def get(self, caller: Caller = ALICE, **fields: str) -> pb.Preferences:
@@ -69,7 +71,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     metrics = Metrics(Telemetry("prefs"))
     await store.open()
     try:
-        yield World(PrefsService(store=store.prefs, registry=REGISTRY, clock=clock, metrics=metrics), clock)
+        service = PrefsService(store=store.prefs, registry=REGISTRY, clock=clock, metrics=metrics)
+        yield World(service, store.prefs, clock)
     finally:
         await store.close()
 
@@ -177,3 +180,35 @@ async def test_mutes_that_are_set_side_by_side_are_all_kept(world: World) -> Non
     topics = [f"t{number}" for number in range(4)]
     await asyncio.gather(*(world.update(update(muted=[mute(topic_id=topic)])) for topic in topics))
     assert [one.topic_id for one in (await world.get()).mutes] == topics
+
+
+class MixedUp:
+    """A store, or a pool before it, that answers what somebody else asked."""
+
+    def __init__(self, store: PrefsStore, *answers: Stored) -> None:
+        self._store = store
+        self._answers = answers
+
+    async def get_many(self, tenant_id: str, recipient_ids: Sequence[str]) -> Found:
+        found = await self._store.get_many(tenant_id, recipient_ids)
+        return msgspec.structs.replace(found, rows=[*found.rows, *self._answers])
+
+    async def replace(self, stored: Stored, now_us: int) -> bool:
+        return await self._store.replace(stored, now_us)
+
+    async def list_changes(self, change_number: int, page_size: int) -> Changes:
+        return await self._store.list_changes(change_number, page_size)
+
+
+async def test_rows_of_somebody_else_are_dropped_and_counted(world: World) -> None:
+    """Neither another recipient's wishes nor those of another tenant's recipient decide; the counter says how many."""
+    muted = update(muted=[mute("billing")])
+    strangers = [changed(muted), msgspec.structs.replace(changed(muted), tenant_id="globex", recipient_id="bob")]
+    telemetry = Telemetry("prefs")
+    store = MixedUp(world.store, *strangers)
+    mixed = PrefsService(store=store, registry=REGISTRY, clock=world.clock, metrics=Metrics(telemetry))
+    with serving(CallContext(FANOUT, None, "", "")):
+        request = pb.BatchResolveRequest(tenant_id="acme", items=[ask("billing", "bob")])
+        answer = await mixed.BatchResolve(request, NO_CONTEXT)
+    assert answer.items == (await world.resolve(ask("billing", "bob"))).items
+    assert telemetry.registry.get_sample_value("heliograph_prefs_foreign_rows_total") == len(strangers)
