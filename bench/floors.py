@@ -1,7 +1,8 @@
 """Every target of performance in one table: floor, goal, and what this machine gives now: `make bench`.
 
 Runs the other benchmarks one after the other with short settings; each of them alone, with longer ones, tells more. A
-busy neighbour makes every figure worse and none better.
+busy neighbour makes every figure worse and none better. What a mesh could change is measured through it, too, against
+the same floors.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench import e2e, overload, push, scale, sessions
+from bench import e2e, overload, push, push_topic, scale, sessions
 from bench.e2e import Load
 from bench.installation import Installation
-from bench.measures import machine, table
+from bench.measures import Spread, machine, table
 
 _SLOWEST_ACK_MS = 200.0
 _MESH_SHARE = 0.8
@@ -24,6 +25,9 @@ _FLAT = 1.2
 _E2E_SECONDS = 6.0
 _E2E_SESSIONS = 1_000
 _TRIES = 2
+# Connected subscribers of one topic, and the seconds they may take; the edge is one process, and has files for fewer.
+_CONNECTED, _TO_CONNECTED = 20_000, 2.0
+_EDGE_SESSIONS = 16_000
 _INFINITE = float("inf")
 
 
@@ -88,7 +92,7 @@ def end_to_end() -> list[Row]:
     ]
     for direct, floor, goal in ((True, 20.0, 6.0), (False, 30.0, 9.0)):
         one = found[direct, "single"]
-        name = f"p50 of single publishes, {'direct' if direct else 'mesh'}"
+        name = f"p50 of single publishes, {_shape(direct)}"
         rows.append(Row(name, "ms", floor, goal, one.ack.p50, False, f"to the ack, 100/s; fsync {one.fsync.p50} ms"))
     for name, floor, goal in (("ten", 300.0, 120.0), ("one", 400.0, 200.0)):
         one = found[True, name]
@@ -112,35 +116,58 @@ def _holds(figures: e2e.Figures) -> bool:
 
 
 def of_sessions() -> list[Row]:
-    """Memory, idle CPU, number, and a killed node."""
+    """Memory, idle CPU, number, and a killed node; direct, and as many as one edge holds through the mesh."""
     plan = sessions.Plan(nodes=2, small=2_500, large=10_000, heartbeat=20.0, idle=20.0)
+    at_edge = msgspec.structs.replace(plan, small=1_000, large=_EDGE_SESSIONS // 2, direct=False)
+    rows = _of_sessions(plan)
+    rows.insert(2, Row("sessions on one machine", "", 20_000, 1_000_000, 2 * plan.large, True, "two nodes, direct"))
+    return rows + _of_sessions(at_edge)
+
+
+def _of_sessions(plan: sessions.Plan) -> list[Row]:
     cost, storm = sessions.measure_gateway(plan, storm=True)
     assert storm is not None
     note = f"{storm.lost:,} lost, all back after {storm.last} s, {storm.lost_again} lost again, {storm.missed} missed"
     back = storm.p99 if not storm.missed else _INFINITE
+    own = "the gateway's own, a slope"
+    if not plan.direct:
+        own += f"; Envoys {cost.envoy_bytes:,.0f} more"
+    shape = _shape(plan.direct)
     return [
-        Row("memory of an idle session", "bytes", 4_096, 2_048, cost.bytes_each, False, "the gateway's own, a slope"),
-        Row("idle CPU of a session and second", "µs", 5.0, 1.0, cost.idle_micros, False, "heartbeat every 2 minutes"),
-        Row("sessions on one machine", "", 20_000, 1_000_000, cost.sessions, True, "two nodes; goal: more of them"),
-        Row("gateway node killed: 99 % back", "s", 60.0, 10.0, back, False, note),
+        Row(f"memory of an idle session, {shape}", "bytes", 4_096, 2_048, cost.bytes_each, False, own),
+        Row(f"idle CPU of a session and second, {shape}", "µs", 5.0, 1.0, cost.idle_micros, False, "the gateway's own"),
+        Row(f"gateway node killed: 99 % back, {shape}", "s", 60.0, 10.0, back, False, note),
     ]
+
+
+def _shape(direct: bool) -> str:
+    return "direct" if direct else "mesh"
 
 
 def of_pushes() -> list[Row]:
-    """Pushes per core, one to many, frozen readers."""
+    """Pushes per core, one event to many, frozen readers."""
     single, to_all, acked = push.measure_pushes(2_000, 15)
-    many = push.measure_audience(20_000, 2)
+    many = push.measure_audience(_CONNECTED, 2)
     frozen = push.measure_frozen(1_000, 0.05, 2_000.0, 3.0, 3)
     note = f"{single.micros} µs, to all {to_all.micros}, acked {acked.micros}, a bare loop {single.bare_micros}"
-    seconds = many.seconds if many.frames == 20_000 else _INFINITE
-    # A fifth of the 100,000 of the target.
-    reached = f"{many.frames:,} of 20,000 reached; 100,000: 10 and 2 s"
+    seconds = many.seconds if many.frames == _CONNECTED else _INFINITE
+    reached = f"{many.frames:,} of {_CONNECTED:,} reached; no publish, no row"
     usual, beside = frozen.healthy.p99, frozen.beside.p99
     return [
         Row("pushes of a core and second", "", 40_000, 100_000, round(single.a_second), True, note),
-        Row("one event to 20,000 on two nodes", "s", 2.0, 0.4, seconds, False, reached),
+        to_topic(push_topic.measure(_CONNECTED, 2)),
+        Row("the gateways' part of it", "s", _TO_CONNECTED, _TO_CONNECTED / 5, seconds, False, reached),
+        to_topic(push_topic.measure(_EDGE_SESSIONS, 2, direct=False)),
         Row("p99 beside 5 % frozen readers", "×", 2.0, 1.1, round(frozen.ratio, 2), False, f"{usual} → {beside} ms"),
     ]
+
+
+def to_topic(topic: push_topic.Topic) -> Row:
+    """Returns the row of one event to a topic."""
+    what = f"one event to a topic of {topic.subscribers:,} connected, {_shape(topic.direct)}"
+    each = ", ".join(f"{one.last_s:.2f}" for one in topic.events)
+    note = f"publish to last receipt, slowest of {each} s; 100,000: 10 and 2 s"
+    return Row(what, "s", _TO_CONNECTED, _TO_CONNECTED / 5, round(topic.slowest_s, 2), False, note)
 
 
 def of_priorities() -> list[Row]:
@@ -150,26 +177,37 @@ def of_priorities() -> list[Row]:
         found = overload.bulk_against_high(
             installation, sessions=500, recipients=100_000, rounds=5, rate=100.0, seconds=20.0
         )
-    pace = found.rounds * found.recipients / max(found.bulk_seconds, 0.1)
-    note = f"p50 {found.beside.p50} ms; alone {found.alone.p50} and {found.alone.p99} ms; bulk {pace:,.0f} recipients/s"
-    return [Row("p99 of high beside 5 × bulk for 100,000", "ms", _SLOWEST_ACK_MS, 50.0, found.beside.p99, False, note)]
+    return [_beside(one, found.alone) for one in found.beside]
+
+
+def _beside(one: overload.Beside, alone: Spread) -> Row:
+    note = f"p50 {one.high.p50} ms; alone {alone.p50} and {alone.p99} ms; bulk {one.pace:,.0f} recipients/s"
+    note += f", {one.refused} events refused"
+    return Row(f"p99 of high beside bulk, {one.name}", "ms", _SLOWEST_ACK_MS, 50.0, one.high.p99, False, note)
 
 
 def of_growth() -> list[Row]:
     """Whether costs stay flat."""
-    courses = scale.measure(list(scale.GROWTH), rate=2_000.0, seconds=3.0, rounds=2)
-    return [
-        Row(
-            f"cost as {course.what} grow ×100",
-            "×",
-            _FLAT,
-            1.0,
-            round(course.ratio, 2),
-            False,
-            " → ".join(f"{point.micros:.0f}" for point in course.points) + " µs",
-        )
-        for course in courses
-    ]
+    # A minute and a half, most of it waits: once, and not again through the mesh.
+    large = scale.measure(["large-topic"], rate=0.0, seconds=0.0, rounds=1)
+    usual = [name for name in scale.GROWTH if name != "large-topic"]
+    direct, mesh = (
+        scale.measure(usual, rate=2_000.0, seconds=3.0, rounds=2, direct=direct) for direct in (True, False)
+    )
+    return [*growth(direct + large, direct=True), *growth(mesh, direct=False)]
+
+
+def growth(courses: Sequence[scale.Course], *, direct: bool) -> list[Row]:
+    """Returns a row for each size but the first, beside which it is judged; what did not arrive cost nothing."""
+    rows = []
+    for course in courses:
+        note = " → ".join(f"{point.micros:.0f}" for point in course.points) + " µs"
+        note += f", {course.missing} missing" if course.missing else ""
+        for point, ratio in zip(course.points[1:], course.ratios, strict=True):
+            what = f"cost as {course.what} grow ×{point.factor}, {_shape(direct)}"
+            measured = _INFINITE if course.missing else round(ratio, 2)
+            rows.append(Row(what, "×", _FLAT, 1.0, measured, False, note))
+    return rows
 
 
 PARTS: dict[str, Callable[[], list[Row]]] = {

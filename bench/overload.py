@@ -4,8 +4,8 @@ Two rows of facts, against a direct installation and in an open loop:
 
 - overload: a mix of priorities at 0.8 of the capacity, then at five times of it, then at 0.8 again. Goodput, who was
   refused, what high had to wait, and how long it took until all was as before.
-- bulk against high: a hundred thousand recipients of bulk, several times one after the other, while high goes on at its
-  pace, beside the same without.
+- bulk against high: one event of bulk to a topic of a hundred thousand, and as many recipients in events of ten
+  thousand several times one after the other, while high goes on at its pace; beside the same without.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import listeners, publishers
+from bench import listeners, publishers, topics
 from bench.e2e import Load, listen, measure, output, publisher_order, settle, start
 from bench.installation import Installation
 from bench.measures import Spread, machine, spread, table
@@ -33,6 +33,7 @@ _CALM = 0.8
 _FLOOD = 12_000.0
 _FLOOD_S = 8.0
 _LARGEST_EVENT = 10_000
+_TOPIC = "everybody"
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -58,31 +59,64 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Overload(msgspec.Struct, frozen=True):
-    """The first row: recovery is the seconds until nothing was refused and nothing late any more; -1: never."""
+    """The first row.
+
+    Attributes:
+        capacity: notifications a second that arrive when far too many are published.
+        factor: of it, that was offered.
+        phases: before, during, after.
+        recovery: seconds until nothing was refused and nothing late any more; -1: never.
+        errors: the first few failures.
+        ended: sessions that the nodes closed because they fell behind, or that were lost otherwise.
+        returned: of these, those that came back.
+    """
 
     capacity: float
     factor: float
     phases: list[Phase]
     recovery: float
     errors: list[str]
+    ended: int
+    returned: int
+
+
+class Beside(msgspec.Struct, frozen=True):
+    """High while bulk is worked off.
+
+    Attributes:
+        name: what bulk is.
+        recipients: of bulk.
+        high: its latency to the receipt.
+        seconds: from the first publish of bulk to its last receipt.
+        refused: events of bulk.
+    """
+
+    name: str
+    recipients: int
+    high: Spread
+    seconds: float
+    refused: int
+
+    @property
+    def pace(self) -> float:
+        """Recipients of bulk a second."""
+        return self.recipients / max(self.seconds, 0.1)
 
 
 class BulkAgainstHigh(msgspec.Struct, frozen=True):
-    """The second row: high alone, and while bulk is worked off, which took `bulk_seconds` from its first publish."""
+    """The second row: high alone at its pace, and beside each kind of bulk."""
 
-    recipients: int
-    rounds: int
     high_rate: float
     alone: Spread
-    beside: Spread
-    bulk_seconds: float
-    bulk_refused: int
+    beside: list[Beside]
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """Receipts of one run: (intended, latency) in µs, by category."""
+    """What one run's listeners saw: (intended, latency) in µs, by category; sessions that ended, and that came back."""
 
     receipts: Mapping[str, Sequence[tuple[int, int]]]
+    ended: int = 0
+    returned: int = 0
 
     def latencies(self, category: str, first: float = 0, last: float = math.inf) -> list[int]:
         """Returns the latencies of what was due between two times."""
@@ -95,7 +129,8 @@ class Heard(msgspec.Struct, frozen=True):
 
 def _heard(listening: subprocess.Popen[bytes]) -> Heard:
     result = msgspec.json.decode(output(listening), type=listeners.Result)
-    return Heard({name: list(zip(one[::2], one[1::2], strict=True)) for name, one in result.by_category.items()})
+    receipts = {name: list(zip(one[::2], one[1::2], strict=True)) for name, one in result.by_category.items()}
+    return Heard(receipts, result.closed, result.returned)
 
 
 def _publish(order: publishers.Order) -> subprocess.Popen[bytes]:
@@ -111,7 +146,7 @@ def _sent(publishing: subprocess.Popen[bytes]) -> publishers.Result:
 
 def measure_capacity(installation: Installation, recipients: Sequence[str], batch: int) -> float:
     """Returns the notifications a second that arrive when far too many are published."""
-    listening = listen(installation, recipients, installation.live_targets(), by_category=True)
+    listening = listen(installation, recipients, installation.live_targets(), by_category=True, returns=True)
     load = Load("flood", _FLOOD, batch=batch)
     sent = _sent(_publish(publisher_order(installation, recipients, load, _FLOOD_S)))
     settle(installation.pids())
@@ -127,7 +162,7 @@ def overload(
     """Runs the three phases; each is so many seconds long."""
     recipients = [f"over-{index:05d}" for index in range(sessions)]
     capacity = capacity or measure_capacity(installation, [f"flood-{index:05d}" for index in range(sessions)], batch)
-    listening = listen(installation, recipients, installation.live_targets(), by_category=True)
+    listening = listen(installation, recipients, installation.live_targets(), by_category=True, returns=True)
     rates = (_CALM * capacity, factor * capacity, _CALM * capacity)
     order = msgspec.structs.replace(
         publisher_order(installation, recipients, Load("mix", 1.0, batch=batch), 0.0),
@@ -146,7 +181,7 @@ def overload(
         phases.append(_phase(name, rate, sent, heard, start_s, begin + length))
         begin += length
     recovery = _recovery(sent, heard, seconds[0], seconds[0] + seconds[1], begin)
-    return Overload(round(capacity), factor, phases, recovery, sent.errors)
+    return Overload(round(capacity), factor, phases, recovery, sent.errors, heard.ended, heard.returned)
 
 
 def _phase(name: str, rate: float, sent: publishers.Result, heard: Heard, first_s: float, last_s: float) -> Phase:
@@ -202,45 +237,89 @@ def show_overload(found: Overload) -> str:
     columns: tuple[str, ...] = ("load", "offered/s", "goodput/s", "high ok %", "normal ok %", "bulk ok %")
     columns += ("high p50/p99 ms", "normal p50/p99 ms", "refused")
     recovery = "not within the run" if found.recovery < 0 else f"{found.recovery:.0f} s"
-    return f"{table(columns, rows)}\ncapacity {found.capacity:,.0f}/s; back to normal after {recovery}"
+    sessions = f"{found.ended:,} sessions ended, {found.returned:,} came back"
+    return f"{table(columns, rows)}\ncapacity {found.capacity:,.0f}/s; back to normal after {recovery}; {sessions}"
 
 
 # ---------------------------------------------------------------- bulk against high
 
 
+class _Pace(msgspec.Struct, frozen=True):
+    """High while bulk is measured: so many sessions get so many events a second, for so many seconds."""
+
+    sessions: int
+    rate: float
+    seconds: float
+
+
 def bulk_against_high(
     installation: Installation, *, sessions: int, recipients: int, rounds: int, rate: float, seconds: float
 ) -> BulkAgainstHigh:
-    """High at its pace alone, then the same while bulk for so many recipients is worked off, round after round."""
-    spreads = []
-    first: float
-    bulk_seconds, refused = 0.0, 0
-    for name in ("alone", "beside"):
-        listened = [f"{name}-{index:05d}" for index in range(sessions)]
-        listening = listen(installation, listened, installation.live_targets(), by_category=True)
-        order = publisher_order(installation, listened, Load(name, rate), seconds)
-        high = _publish(msgspec.structs.replace(order, category=HIGH))
-        bulk = None
-        if name == "beside":
-            bulk = _publish(_bulk_order(installation, listened, recipients, rounds))
-        sent = _sent(high)
-        settle(installation.pids())
-        if bulk is not None:
-            published = _sent(bulk)
-            refused = published.refused
-            _wait_for_lanes(installation)
-        heard = _heard(listening)
-        first, last = sent.began, math.inf
-        if bulk is not None:
-            # What bulk leaves untouched is not what is asked for.
-            receipts = heard.receipts[BULK]
-            first, last = min(a for a, _ in receipts), max(a + b for a, b in receipts)
-            bulk_seconds = (last - first) / 1_000_000
-        spreads.append(spread(heard.latencies(HIGH, first, last)))
-    return BulkAgainstHigh(recipients, rounds, rate, spreads[0], spreads[1], round(bulk_seconds, 1), refused)
+    """High at its pace alone, then the same beside each kind of bulk.
+
+    Args:
+        installation: it serves.
+        sessions: recipients that listen, to high and to bulk.
+        recipients: of bulk.
+        rounds: of bulk in events of 10,000, a second apart; 0: only the one event to a topic.
+        rate: of high, events a second.
+        seconds: of high each time.
+    """
+    pace = _Pace(sessions, rate, seconds)
+    alone, _ = _run(installation, _names("alone", sessions), pace, None)
+    listened = _names("topic", sessions)
+    bulk = _topic_order(installation, listened, recipients)
+    found = [beside(f"one event for {recipients:,}", recipients, *_run(installation, listened, pace, bulk))]
+    if rounds:
+        listened = _names("events", sessions)
+        bulk = _events_order(installation, listened, recipients, rounds)
+        name = f"{rounds} × {recipients:,} in events of {bulk.audience:,}"
+        found.append(beside(name, rounds * recipients, *_run(installation, listened, pace, bulk)))
+    return BulkAgainstHigh(rate, spread(alone.latencies(HIGH)), found)
 
 
-def _bulk_order(installation: Installation, listened: Sequence[str], recipients: int, rounds: int) -> publishers.Order:
+def _names(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}-{index:05d}" for index in range(count)]
+
+
+def _run(
+    installation: Installation, listened: Sequence[str], pace: _Pace, bulk: publishers.Order | None
+) -> tuple[Heard, int]:
+    """Publishes high, and bulk where there is one, until all is worked off; returns with it bulk's refused events."""
+    listening = listen(installation, listened, installation.live_targets(), by_category=True)
+    order = publisher_order(installation, listened, Load("high", pace.rate), pace.seconds)
+    high = _publish(msgspec.structs.replace(order, category=HIGH))
+    bulk_sending = None if bulk is None else _publish(bulk)
+    _sent(high)
+    settle(installation.pids())
+    refused = 0
+    if bulk_sending is not None:
+        refused = _sent(bulk_sending).refused
+        _wait_for_lanes(installation)
+    return _heard(listening), refused
+
+
+def beside(name: str, recipients: int, heard: Heard, refused: int) -> Beside:
+    """Looks at high while bulk lasts: what bulk leaves untouched is not what is asked for."""
+    receipts = heard.receipts.get(BULK, ())
+    if not receipts:
+        raise RuntimeError(f"bulk, {name}: nothing arrived, {refused} events were refused")
+    first, last = min(a for a, _ in receipts), max(a + b for a, b in receipts)
+    seconds = round((last - first) / 1_000_000, 1)
+    return Beside(name, recipients, spread(heard.latencies(HIGH, first, last)), seconds, refused)
+
+
+def _topic_order(installation: Installation, listened: Sequence[str], recipients: int) -> publishers.Order:
+    """One event for everybody who follows a topic; it is planned slice by slice."""
+    members = topics.interleaved(listened, recipients)
+    topics.subscribe(installation, {_TOPIC: members})
+    order = publisher_order(installation, [], Load("bulk", len(members), audience=len(members)), 1.0)
+    return msgspec.structs.replace(order, category=BULK, topics=[_TOPIC])
+
+
+def _events_order(
+    installation: Installation, listened: Sequence[str], recipients: int, rounds: int
+) -> publishers.Order:
     """Those who listen are spread over all events; the last event ends with the last of them."""
     step = max(1, recipients // len(listened))
     names = [
@@ -264,18 +343,16 @@ def _wait_for_lanes(installation: Installation, limit: float = 120.0) -> None:
 
 def show_bulk(found: BulkAgainstHigh) -> str:
     """Returns the table of the second row."""
-    rows = [
-        (name, f"{found.high_rate:g}/s", f"{one.p50:.1f}", f"{one.p99:.1f}", f"{one.p999:.0f}", one.count)
-        for name, one in (
-            ("high alone", found.alone),
-            (f"beside {found.rounds} × bulk for {found.recipients:,}", found.beside),
-        )
+    rows: list[tuple[object, ...]] = [("alone", *_columns(found.alone), "", "", "")]
+    rows += [
+        (one.name, *_columns(one.high), f"{one.seconds:.1f}", f"{one.pace:,.0f}", one.refused) for one in found.beside
     ]
-    text = table(("bulk against high", "high", "p50 ms", "p99 ms", "p99.9", "events"), rows)
-    each = found.rounds * found.recipients / max(found.bulk_seconds, 0.1)
-    return (
-        f"{text}\nbulk took {found.bulk_seconds:.1f} s, {each:,.0f} recipients/s; {found.bulk_refused} events refused"
-    )
+    columns = (f"high at {found.high_rate:g}/s, beside bulk", "p50 ms", "p99 ms", "p99.9", "events")
+    return table((*columns, "bulk s", "recipients/s", "refused"), rows)
+
+
+def _columns(high: Spread) -> tuple[str, str, str, int]:
+    return f"{high.p50:.1f}", f"{high.p99:.1f}", f"{high.p999:.0f}", high.count
 
 
 def main() -> None:
@@ -283,12 +360,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", choices=("overload", "bulk", "both"), default="both")
     parser.add_argument("--factor", type=float, default=5.0)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of overload")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
     parser.add_argument("--capacity", type=float, default=0.0, help="notifications a second; measured if left out")
     parser.add_argument("--sessions", type=int, default=500)
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--recipients", type=int, default=100_000, help="of bulk")
-    parser.add_argument("--rounds", type=int, default=5, help="of bulk, a second apart")
+    parser.add_argument("--rounds", type=int, default=5, help="of bulk in events of 10,000, a second apart")
     parser.add_argument("--rate", type=float, default=100.0, help="of high beside bulk")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()

@@ -1,39 +1,40 @@
 """Whether a notification costs the same however large everything is: `python -m bench.scale`.
 
-Three things grow ×1, ×10 and ×100 at the same rate of notifications: the recipients of an event, the subscribers of a
-topic, and the rows that each inbox already has. What counts is the CPU of all processes for each notification beside
-that at ×1: it must stay flat, or fall.
+Four things grow ×1, ×10 and ×100 at the same rate of notifications: the recipients of an event, the subscribers of a
+topic, those of a large topic of whom one in a hundred is connected, and the rows that each inbox already has. What
+counts is the CPU of all processes for each notification beside that at ×1: it must stay flat, or fall.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc.aio
 import msgspec
 
-from bench import listeners, publishers
-from bench.crowd import Crowd, sessions_of
+from bench import publishers, topics
+from bench.crowd import Crowd, live_order
 from bench.e2e import Load, output, publisher_order, start
 from bench.installation import Installation
 from bench.measures import cpu_seconds, machine, quiet, table
-from heliograph.prefs.v1 import topic_service_pb2 as topic_pb
-from heliograph.prefs.v1 import topic_service_pb2_grpc as topic_grpc
 
 FACTORS = (1, 10, 100)
 # What ×1 is.
-_AUDIENCE, _TOPIC, _ROWS = 10, 10, 10
+_AUDIENCE, _TOPIC, _LARGE_TOPIC, _ROWS = 10, 10, 1_000, 10
 _SESSIONS = 1_000
+# Of a large topic, so many subscribers to one that is connected: the largest has more than a machine has sessions for.
+_TO_ONE = 100
+# Notifications of one measurement of large topics, and their rate: the largest topic is one event, and all is over
+# before those who are away are looked at again.
+_LARGE_COUNT = _LARGE_TOPIC * FACTORS[-1]
+_LARGE_RATE = 20_000.0
 # Recipients whose inboxes grow: few, so that filling them takes seconds.
 _INBOXES = 50
 _CALL = 100
 _FILL_RATE = 6_000.0
-_SUBSCRIBE_LIMIT = 30.0
 _ARRIVAL_LIMIT = 30.0
 _ACK_WINDOW = 12.0
 
@@ -65,10 +66,15 @@ class Course(msgspec.Struct, frozen=True):
     points: list[Point]
 
     @property
-    def ratio(self) -> float:
-        """Cost at the largest size beside that at ×1."""
-        first, last = self.points[0].micros, self.points[-1].micros
-        return last / first if first else 0.0
+    def ratios(self) -> list[float]:
+        """Cost at each larger size beside that at ×1."""
+        first = self.points[0].micros
+        return [point.micros / first if first else 0.0 for point in self.points[1:]]
+
+    @property
+    def missing(self) -> int:
+        """What did not arrive, at any size."""
+        return sum(point.missing for point in self.points)
 
 
 class Ground(msgspec.Struct, frozen=True):
@@ -79,8 +85,15 @@ class Ground(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def _measure(ground: Ground, crowd: Crowd, order: publishers.Order) -> tuple[float, int, int]:
-    """Returns CPU µs a notification, how many there were, and how many did not arrive."""
+def _measure(ground: Ground, crowd: Crowd, order: publishers.Order, to_one: int = 1) -> tuple[float, int, int]:
+    """Returns CPU µs a notification, how many there were, and how many did not arrive.
+
+    Args:
+        ground: where.
+        crowd: who listens.
+        order: what is published.
+        to_one: so many notifications to one that arrives, as the recipients of the others are away.
+    """
     pids = ground.installation.pids()
     # What sessions are sent when they connect is no notification of this measurement, and grows with their inboxes.
     quiet(pids)
@@ -88,22 +101,17 @@ def _measure(ground: Ground, crowd: Crowd, order: publishers.Order) -> tuple[flo
     before = sum(cpu_seconds(pids).values())
     sent = msgspec.json.decode(output(start("bench.publishers", order)), type=publishers.Result)
     end = time.monotonic() + _ARRIVAL_LIMIT
-    while crowd.report().received - seen < sent.due and time.monotonic() < end:
+    due = sent.due // to_one
+    while crowd.report().received - seen < due and time.monotonic() < end:
         time.sleep(0.2)
     quiet(pids)
     used = sum(cpu_seconds(pids).values()) - before
-    return round(used / max(1, sent.due) * 1e6, 1), sent.due, sent.due - (crowd.report().received - seen)
+    return round(used / max(1, sent.due) * 1e6, 1), sent.due, due - (crowd.report().received - seen)
 
 
 @contextmanager
 def _listening(ground: Ground, recipients: Sequence[str]) -> Iterator[Crowd]:
-    order = listeners.Order(
-        targets=ground.installation.live_targets(),
-        server_name="",
-        ca_file="",
-        sessions=sessions_of(ground.installation, recipients),
-    )
-    with Crowd(order) as crowd:
+    with Crowd(live_order(ground.installation, recipients)) as crowd:
         crowd.wait()
         yield crowd
 
@@ -131,16 +139,38 @@ def by_topic(ground: Ground, rounds: int) -> Course:
     """Subscribers of one topic; together the topics of a size have all sessions."""
     recipients = [f"top-{number:05d}" for number in range(_SESSIONS)]
     sizes = [_TOPIC * factor for factor in FACTORS]
-    topics = {size: [f"t{size}-{number}" for number in range(_SESSIONS // size)] for size in sizes}
-    wanted = {recipient: [topics[size][index // size] for size in sizes] for index, recipient in enumerate(recipients)}
-    asyncio.run(_subscribe(ground.installation, wanted))
+    names = {size: [f"t{size}-{number}" for number in range(_SESSIONS // size)] for size in sizes}
+    members = {
+        name: recipients[number * size : (number + 1) * size]
+        for size, one in names.items()
+        for number, name in enumerate(one)
+    }
+    topics.subscribe(ground.installation, members)
     with _listening(ground, recipients) as crowd:
 
         def once(size: int) -> tuple[float, int, int]:
             order = _order(ground, recipients, size, ground.rate, ground.seconds)
-            return _measure(ground, crowd, msgspec.structs.replace(order, topics=topics[size]))
+            return _measure(ground, crowd, msgspec.structs.replace(order, topics=names[size]))
 
         return _course("subscribers of a topic", _TOPIC, once, rounds)
+
+
+def by_large_topic(ground: Ground, rounds: int) -> Course:
+    """Subscribers of one large topic, in slices above 10,000; a smaller one is the beginning of a larger one."""
+    sizes = [_LARGE_TOPIC * factor for factor in FACTORS]
+    recipients = [f"big-{number:05d}" for number in range(sizes[-1] // _TO_ONE)]
+    members = topics.interleaved(recipients, sizes[-1])
+    topics.subscribe(ground.installation, {f"t{size}": members[:size] for size in sizes})
+    with _listening(ground, recipients) as crowd:
+
+        def once(size: int) -> tuple[float, int, int]:
+            # Nor may that fall into the next measurement.
+            time.sleep(_ACK_WINDOW)
+            load = Load("scale", _LARGE_RATE, audience=size)
+            order = publisher_order(ground.installation, [], load, _LARGE_COUNT / _LARGE_RATE)
+            return _measure(ground, crowd, msgspec.structs.replace(order, topics=[f"t{size}"]), _TO_ONE)
+
+        return _course("subscribers of a large topic", _LARGE_TOPIC, once, rounds)
 
 
 def by_inbox(ground: Ground, rounds: int) -> Course:
@@ -161,7 +191,12 @@ def by_inbox(ground: Ground, rounds: int) -> Course:
     return _course("rows of an inbox", _ROWS, once, rounds)
 
 
-GROWTH: dict[str, Callable[[Ground, int], Course]] = {"audience": by_audience, "topic": by_topic, "inbox": by_inbox}
+GROWTH: dict[str, Callable[[Ground, int], Course]] = {
+    "audience": by_audience,
+    "topic": by_topic,
+    "large-topic": by_large_topic,
+    "inbox": by_inbox,
+}
 
 
 def _course(what: str, base: int, once: Callable[[int], tuple[float, int, int]], rounds: int) -> Course:
@@ -175,23 +210,14 @@ def _course(what: str, base: int, once: Callable[[int], tuple[float, int, int]],
     return Course(what, [min(points, key=lambda point: point.micros) for points in found.values()])
 
 
-async def _subscribe(installation: Installation, wanted: dict[str, list[str]]) -> None:
-    async with grpc.aio.insecure_channel(f"unix:{installation.up.run_dir}/prefs.sock") as channel:
-        stub = topic_grpc.TopicServiceStub(channel)
-        for recipient, topics in wanted.items():
-            request = topic_pb.SubscribeRequest(tenant_id="acme", recipient_id=recipient, topic_ids=topics)
-            metadata = (("x-heliograph-caller", "svc/gateway"),)
-            await stub.Subscribe(request, timeout=_SUBSCRIBE_LIMIT, metadata=metadata)
-
-
 # ---------------------------------------------------------------- the command
 
 
-def measure(which: Sequence[str], *, rate: float, seconds: float, rounds: int) -> list[Course]:
+def measure(which: Sequence[str], *, rate: float, seconds: float, rounds: int, direct: bool = True) -> list[Course]:
     """Measures what was asked for, each on an installation of its own."""
     courses = []
     for name in which:
-        with Installation(direct=True) as installation:
+        with Installation(direct=direct) as installation:
             courses.append(GROWTH[name](Ground(installation, rate, seconds), rounds))
     return courses
 
@@ -202,24 +228,34 @@ def show(courses: Sequence[Course]) -> str:
         (
             course.what,
             *(f"{point.size:,}: {point.micros:.0f}" for point in course.points),
-            f"{course.ratio:.2f}",
-            sum(point.missing for point in course.points),
+            *(f"{ratio:.2f}" for ratio in course.ratios),
+            course.missing,
         )
         for course in courses
     ]
-    return table(("CPU µs a notification, by", *(f"×{factor}" for factor in FACTORS), "×100 / ×1", "missing"), rows)
+    sizes = [f"×{factor}" for factor in FACTORS]
+    return table(("CPU µs a notification, by", *sizes, *(f"{size} / ×1" for size in sizes[1:]), "missing"), rows)
 
 
 def main() -> None:
     """Runs the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=("direct", "mesh"), default="direct")
     parser.add_argument("--by", action="append", choices=GROWTH, help="what grows; default: all")
-    parser.add_argument("--rate", type=float, default=2_000.0, help="notifications a second")
+    parser.add_argument(
+        "--rate", type=float, default=2_000.0, help="notifications a second; large topics have their own"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=2, help="all sizes in turn, so many times; the cheapest counts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
-    courses = measure(chosen.by or list(GROWTH), rate=chosen.rate, seconds=chosen.seconds, rounds=chosen.rounds)
+    courses = measure(
+        chosen.by or list(GROWTH),
+        rate=chosen.rate,
+        seconds=chosen.seconds,
+        rounds=chosen.rounds,
+        direct=chosen.shape == "direct",
+    )
     print(show(courses))
     print("\n" + "  ".join(f"{key} {value}" for key, value in machine().items()))
     if chosen.json:
