@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heliograph.gateway.v1.client_frames_pb2 import ClientMark, ConnectRequest, Hello
-from mesh.errors import Failure, InvalidArgument
+from mesh.errors import Failure, InvalidArgument, ResourceExhausted
 from svc_gateway import answers, shared
 from svc_gateway.decisions import (
     Admission,
@@ -69,8 +69,11 @@ def refuse(session: Session, frame_number: int, failure: Failure) -> Decisions:
     if session.state is State.CLOSING:
         return _NOTHING
     session.frame_number = max(session.frame_number, frame_number)
-    session.refused_count += 1
     refused = Send(answers.refused(frame_number, failure))
+    if isinstance(failure, ResourceExhausted):
+        # The store is slow; the client, which may have said more before it can know, is not to blame.
+        return (refused,)
+    session.refused_count += 1
     if session.state is State.OPENING or session.refused_count > session.limits.refused_count:
         return (refused, *session.close(CloseCode.PROTOCOL, failure.reason))
     return (refused,)

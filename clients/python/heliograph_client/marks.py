@@ -17,6 +17,8 @@ from heliograph.type.v1.notification_pb2 import MarkKind, NotificationRef
 from mesh.errors import ResourceExhausted
 
 LARGEST_REFS = 500
+# Behind so many unconfirmed frames the rest waits and leaves together: a server keeps a few hundred of them at most.
+FRAMES_IN_FLIGHT = 32
 # What a hello may carry next to the received ids without growing past a frame's 64 KiB, in JSON.
 HELLO_REFS = 200
 
@@ -69,6 +71,11 @@ class PendingMarks:
     def waiting(self) -> bool:
         """Something wants to be sent."""
         return bool(self._waiting)
+
+    @property
+    def may_leave(self) -> bool:
+        """Something wants to be sent, and not too many frames are unconfirmed."""
+        return bool(self._waiting) and len(self._flying) < FRAMES_IN_FLIGHT
 
     def say(self, said: Said, *, hold: bool = False) -> None:
         """Adds an ack or mark.
@@ -123,11 +130,10 @@ class PendingMarks:
         return [_client_mark(kind, [said for said in chosen if said.kind == kind]) for kind in kinds]
 
     def _fly(self, batch: Sequence[Said], frame_number: int) -> None:
-        frame = self._flying.setdefault(frame_number, {})
         for said in batch:
             key = (said.id, said.is_ack)
             del self._waiting[key]
-            frame[key] = said
+            self._flying.setdefault(frame_number, {})[key] = said
 
     # ------------------------------------------------------------ the ends of the way
 

@@ -246,7 +246,7 @@ class Session:
         """Returns what is to be written now, in this order."""
         link, marks = self.link, self.resume.marks
         frames, link.answers = link.answers, []
-        while link.welcomed and marks.waiting and now >= link.marks_due:
+        while link.welcomed and marks.may_leave and now >= link.marks_due:
             number = self.next_number()
             mark = marks.take(number)
             self.stats.acks_sent += len(mark.refs)

@@ -9,6 +9,7 @@ import pytest
 from heliograph.gateway.v1.client_frames_pb2 import ConnectResponse
 from heliograph.type.v1.notification_pb2 import MarkKind, NotificationState
 from heliograph_client.inbound import receive
+from heliograph_client.marks import FRAMES_IN_FLIGHT
 from heliograph_client.resume import Resume
 from heliograph_client.session import Action, Leave, Renew, Session, Show, Stop, Tell
 from heliograph_client.values import MarksRefused, StateChanged
@@ -74,6 +75,19 @@ def test_marks_without_room_are_sent_again_after_the_delay() -> None:
     case.now = 2.0
     (frame,) = case.session.take_frames(case.now)
     assert (frame.frame_number, frame.mark.refs[0].notification_id) == (number + 1, id_of(1))
+
+
+def test_behind_many_unconfirmed_frames_the_next_marks_leave_together() -> None:
+    """A server keeps a few hundred frames at most: a slow one is not sent a frame for each notification."""
+    case = Case()
+    kinds = (MarkKind.MARK_KIND_READ, MarkKind.MARK_KIND_UNREAD)
+    last = [case.mark(1, kinds[count % 2]) for count in range(FRAMES_IN_FLIGHT)][-1]
+    for number in (2, 3):
+        case.session.mark(kinds[0], [id_of(number)], WALL)
+        assert case.session.take_frames(case.now) == []
+    case.say(confirmed(last))
+    (frame,) = case.session.take_frames(case.now)
+    assert [ref.notification_id for ref in frame.mark.refs] == [id_of(2), id_of(3)]
 
 
 def test_marks_that_the_session_forgot_go_with_the_next_hello() -> None:

@@ -177,16 +177,17 @@ def test_a_malformed_mark_is_refused(mark: ClientMark) -> None:
 
 
 def test_marks_that_are_not_stored_for_long_are_refused_at_a_limit() -> None:
-    """A client that outruns the store is told to wait; a refused frame is confirmed with its neighbours."""
-    driver = Driver(limits=Limits(pending_count=2))
+    """A client that outruns the store is told to wait, and never closed for what it said before it was told."""
+    driver = Driver(limits=Limits(pending_count=2, refused_count=3))
     driver.go_live()
     driver.offer(id_of(1))
-    for _ in range(3):
+    for _ in range(12):
         driver.mark([id_of(1)])
     assert len(driver.stored) == 2
     refusal = driver.last("refused").refused.refusal
     assert refusal.reason == "OVERLOADED"
     assert refusal.HasField("retry_delay")
+    assert driver.end() is None
 
 
 def test_marks_for_which_there_is_no_room_are_taken_back() -> None:
