@@ -41,7 +41,8 @@ OTHER_TENANT = "globex"
 ORIGIN = "https://app.example"
 NEIGHBOUR = "neighbour"
 VICTIMS = ((TENANT, "alice"), (TENANT, "bob"), (OTHER_TENANT, "alice"))
-# Who may publish what at a site: another tenant's producer, one of acme with few grants, one with none left.
+# Who may publish what at a site: another tenant's producer, one of acme with few grants, one with none left. And some
+# whose quotas are small: what those let through lasts for one test each.
 PRODUCERS = """
 [producers."acme/demo"]
 categories = ["*"]
@@ -56,9 +57,40 @@ categories = ["*"]
 priorities = ["high", "normal", "bulk"]
 quota = { events_per_second = 0 }
 
+[producers."acme/measured"]
+categories = ["*"]
+priorities = ["normal"]
+quota = { events_per_second = 0.01, burst = 2 }
+
+[producers."acme/metered"]
+categories = ["*"]
+priorities = ["normal"]
+quota = { events_per_second = 0.01, burst = 2 }
+
+[producers."acme/hasty"]
+categories = ["*"]
+priorities = ["normal"]
+quota = { events_per_second = 4, burst = 1 }
+
+[producers."acme/wordy"]
+categories = ["*"]
+priorities = ["normal"]
+quota = { recipients_per_second = 0.01, recipients_burst = 3 }
+
 [producers."globex/demo"]
 categories = ["*"]
 priorities = ["high", "normal", "bulk"]
+
+[producers."umbrella/first"]
+categories = ["*"]
+priorities = ["normal"]
+
+[producers."umbrella/second"]
+categories = ["*"]
+priorities = ["normal"]
+
+[tenants.umbrella]
+quota = { events_per_second = 0.01, burst = 2 }
 """
 
 # For what only a mesh has: certificates, an edge, REST. The fixture `site` has this shape too, so both share one site.
@@ -224,12 +256,12 @@ class Site:
         Args:
             stored: so many events were accepted inside, rightly; none of them is for a victim.
         """
-        positions, inboxes = await self._appended_count(), await self._inboxes()
+        positions, inboxes = await self.appended_count(), await self._inboxes()
         gone = [device.closed for device in self.devices]
         assert gone == [None] * len(self.devices), "a device of the neighbour was closed before"
         frames = [len(device.ids) for device in self.devices]
         yield
-        assert await self._appended_count() - positions == stored
+        assert await self.appended_count() - positions == stored
         # One more event through every lane: what was appended before it is in an inbox by the time it arrives.
         ids = await self._greet()
         for device, before in zip(self.devices, frames, strict=True):
@@ -264,7 +296,8 @@ class Site:
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return float(values.get(wanted, 0.0))
 
-    async def _appended_count(self) -> int:
+    async def appended_count(self) -> int:
+        """Returns how many events were accepted since the site began."""
         return sum([await appended_count(self.cluster, lane) for lane in _LANES])
 
     async def _inboxes(self) -> list[bytes]:
