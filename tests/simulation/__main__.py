@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tests.faults.checker import Verdict, report
+from tests.faults.checker import report
 from tests.simulation.mutant import Make, Mutant, mutated
-from tests.simulation.mutants import BY_NAME, MUTANTS
+from tests.simulation.mutants import BY_NAME
+from tests.simulation.mutants_of_stores import STORES_BY_NAME
 from tests.simulation.run import Outcome, run
 from tests.simulation.script import HOOKS, LANE_HOOKS, PROCESSES, READING_HOOKS, Script, make
 
@@ -151,18 +152,21 @@ def _tell(outcome: Outcome, calm: bool) -> None:
 def run_mutants(names: Sequence[str]) -> list[str]:
     """Runs mutants; returns what was wrong: one that was not noticed, or a script that is not valid without one."""
     wrong = []
-    for mutant in [BY_NAME[name] for name in names] if names else MUTANTS:
-        noticed = _noticed(mutant)
-        if isinstance(noticed, str):
-            wrong.append(f"{mutant.name}: {noticed}")
+    for name in names:
+        if name in STORES_BY_NAME:
+            of_store = STORES_BY_NAME[name]
+            told, how = of_store.is_noticed, of_store.test
         else:
-            broken = sorted({violation.invariant for violation in noticed.violations})
-            print(f"noticed: {mutant.name}: {', '.join(broken)}", flush=True)
+            told, how = _noticed(BY_NAME[name])
+        if told:
+            print(f"noticed: {name}: {how}", flush=True)
+        else:
+            wrong.append(f"{name}: {how}")
     return wrong
 
 
-def _noticed(mutant: Mutant) -> Verdict | str:
-    """Returns the verdict that gives a mutant away, or what is wrong with the mutant."""
+def _noticed(mutant: Mutant) -> tuple[bool, str]:
+    """Returns whether a mutant was given away, and by which invariants, or what is wrong with it."""
     beside: list[Make] = [] if mutant.beside is None else [mutant.beside]
     for seed in range(1, _MUTANT_SEEDS + 1):
         with mutated(mutant.make, *beside):
@@ -170,17 +174,16 @@ def _noticed(mutant: Mutant) -> Verdict | str:
         if verdict.state == "invalid":
             break
     else:
-        return f"not noticed with {_MUTANT_SEEDS} seeds"
+        return False, f"not noticed with {_MUTANT_SEEDS} seeds"
     # The very seed that gave it away is valid without it, whatever else is broken.
     for broken in [[], beside] if beside else [[]]:
         with mutated(*broken):
             clean = run(mutant.script, seed)
         if clean.verdict.state != "valid":
             _tell(clean, calm=False)
-            return (
-                f"with seed {seed} its script is {clean.verdict.state} without it{' and with the other' * bool(broken)}"
-            )
-    return verdict
+            state, other = clean.verdict.state, " and with the other" * bool(broken)
+            return False, f"with seed {seed} its script is {state} without it{other}"
+    return True, ", ".join(sorted({violation.invariant for violation in verdict.violations}))
 
 
 def _search(examples: int, mutants: Sequence[str], *, fixed: bool, shrink: bool) -> tuple[Found, bool]:
@@ -209,20 +212,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-shrink", action="store_true", help="the first that is not valid stays as it is")
     parser.add_argument("--fixed", action="store_true", help="the machine makes the same scripts each time")
     parser.add_argument("--script", help="run this script, as JSON, with the seeds")
+    parser.add_argument("--broken", metavar="NAME", help="with the rule of a mutant broken, and with its script")
     parser.add_argument("--digests", action="store_true", help="print the digest of each history as JSON")
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
     wrong: list[str] = []
     if chosen.machine:
-        found, broken = _search(chosen.machine, chosen.mutants or [], fixed=chosen.fixed, shrink=not chosen.no_shrink)
+        found, fails = _search(chosen.machine, chosen.mutants or [], fixed=chosen.fixed, shrink=not chosen.no_shrink)
         print(found)
-        wrong = ["the machine found a script that is not valid"] if (found.failed is not None) != broken else []
+        wrong = ["the machine found a script that is not valid"] if (found.failed is not None) != fails else []
     elif chosen.mutants is not None:
-        wrong = run_mutants(chosen.mutants)
-        print(f"mutants noticed {len(chosen.mutants or MUTANTS) - len(wrong)} of {len(chosen.mutants or MUTANTS)}")
+        names = chosen.mutants or [*BY_NAME, *STORES_BY_NAME]
+        wrong = run_mutants(names)
+        print(f"mutants noticed {len(names) - len(wrong)} of {len(names)}")
     if chosen.seeds:
         script = None if chosen.script is None else msgspec.json.decode(chosen.script, type=Script)
-        board = run_seeds(_seeds(chosen.seeds), calm=chosen.calm, script=script)
+        broken = [] if chosen.broken is None else [BY_NAME[chosen.broken].make]
+        if broken and script is None:
+            script = BY_NAME[chosen.broken].script
+        with mutated(*broken):
+            board = run_seeds(_seeds(chosen.seeds), calm=chosen.calm, script=script)
         print(json.dumps(board.digests) if chosen.digests else f"{board}\n{board.left_out()}".rstrip())
         wrong += [f"seed {seed}" for seed in board.failed]
         wrong += [f"hook {hook}: is in no list of tests.simulation.script" for hook in board.unlisted]

@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 import heliograph_client.inbound
 import heliograph_client.resume
 import mesh.lanes
@@ -32,6 +34,7 @@ import svc_fanout.wishes
 import svc_gateway.connect
 import svc_gateway.given
 import svc_gateway.link
+import svc_gateway.queues
 import svc_gateway.service
 import svc_gateway.worker
 import svc_ingest.core
@@ -172,8 +175,23 @@ def _look_at_no_link(replace: Replace) -> None:
     replace(svc_gateway.service.Gateway, "look_soon", lambda self, within: None)
 
 
+def _rounds_assert_nothing(replace: Replace) -> None:
+    replace(svc_gateway.queues.PresenceQueue, "assert_again", lambda self, connection: None)
+
+
+# Presence lost who is there and does not know it; what comes then must be there within a round.
+_FORGOTTEN = msgspec.structs.replace(
+    script(
+        [Act(at=5.5 + number / 4, kind="publish", number=2 * number, numbers=(0, 1)) for number in range(10)],
+        Act(at=5.0, kind="forget", target="presence", count=5),
+        length=10.0,
+    ),
+    round=60.0,
+)
+
 MUTANTS: Sequence[Mutant] = (
     *OF_TIME,
+    Mutant("rounds assert nothing", _rounds_assert_nothing, _FORGOTTEN),
     Mutant("OK before the lane has it", _ok_before_append, script(events(), *crash("ingest", 3.0, 6.0, 9.0))),
     Mutant(
         "the position moves before the rows are written",

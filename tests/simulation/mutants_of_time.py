@@ -11,17 +11,6 @@ Which rule heals what, within the promise of 30 seconds:
 - *Acks confirmed before they are stored* needs nothing else.
 
 Each mutant's script with the second rule broken alone must be valid: `run_mutants` looks at that too.
-
-Not here, because nothing that a run could show is broken by them:
-
-- *A lower revision wins*: no service makes a second revision yet, so all contents of an id are the same. The store
-  decides it; the contract suite (`test_the_higher_revision_wins_in_any_order`) and the model beside it notice.
-- *Presence takes reports of older epochs*: an entry counts only while its epoch is that of its node's lease, so what a
-  zombie reports is not looked up; a node that lost its lease has every session asserted under its new epoch, which
-  writes over the older entries; and of two sessions of a device the larger connect number stays. The contract suite of
-  presence notices (`tests/contract/test_presence.py`), with stopped processes `tests/faults`.
-- *Two writers on one file*: the lock that keeps the second one away belongs to the machine, which is simulated here;
-  the kill rig and the tests of `mesh.sqlite` have the real one.
 """
 
 from __future__ import annotations

@@ -117,11 +117,14 @@ class Nemesis:
             lost = store.forget(count)
             evidence.count("entries of devices forgotten", lost.count)
             # Whoever had one is put back by a round, or with a new session; later than that is too late.
-            end = self._world.loop.time() + self._round
-            while not store.has_back(lost) and self._world.loop.time() < end:
-                if store is not self._cluster.presence:
-                    break
+            began = self._world.loop.time()
+            while not store.has_back(lost) and self._world.loop.time() < began + self._round:
                 await asyncio.sleep(_LOOK_S)
+                # A new process begins with nothing, and all nodes are told.
+                if store is not self._cluster.presence:
+                    return
+            took = self._world.loop.time() - began if store.has_back(lost) else None
+            self._recorder.add(history.Settled(at=self._world.loop.time(), seconds=took, limit=self._round))
 
     async def _cut(self, act: Act) -> None:
         pair = frozenset({act.target, act.other})

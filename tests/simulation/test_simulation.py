@@ -22,8 +22,8 @@ _LIMIT_S = 280.0
 pytestmark = pytest.mark.timeout(300)
 
 
-def simulate(*arguments: str) -> str:
-    """Runs the program; returns what it prints."""
+def simulate(*arguments: str, code: int = 0) -> str:
+    """Runs the program, which ends with this code; returns what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation", *arguments],
         cwd=_ROOT,
@@ -33,7 +33,7 @@ def simulate(*arguments: str) -> str:
         timeout=_LIMIT_S,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-8_000:] + done.stderr[-2_000:]
+    assert done.returncode == code, done.stdout[-8_000:] + done.stderr[-2_000:]
     return done.stdout
 
 
@@ -62,6 +62,15 @@ def test_a_seed_is_replayed_to_the_same_history() -> None:
     assert len(set(first.values())) == 3
 
 
+def test_a_failure_is_replayed_to_the_same_verdict() -> None:
+    """History, violations, their timelines and what the services logged: a failing seed tells the same again."""
+    broken = "the position moves to the largest that is done"
+    first, second = (simulate("--broken", broken, "1", code=1) for _ in range(2))
+    assert "== seed 1: invalid; history " in first
+    assert "I13: normal is committed to " in first
+    assert first == second
+
+
 def test_a_fault_that_meets_nothing_is_not_exercised() -> None:
     """Links that nobody uses are cut and reset, a lane without records stalls, an empty log is flushed: no evidence."""
     acts = [
@@ -79,8 +88,9 @@ def test_a_fault_that_meets_nothing_is_not_exercised() -> None:
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_every_broken_rule_is_noticed(part: int) -> None:
     """One rule of the services is broken at a time; without that the very same script is valid."""
-    from tests.simulation.mutants import MUTANTS
+    from tests.simulation.mutants import BY_NAME
+    from tests.simulation.mutants_of_stores import STORES_BY_NAME
 
-    names = [mutant.name for number, mutant in enumerate(MUTANTS) if number % 3 == part]
+    names = [name for number, name in enumerate([*BY_NAME, *STORES_BY_NAME]) if number % 3 == part]
     told = simulate("--mutants", *names)
     assert f"mutants noticed {len(names)} of {len(names)}" in told

@@ -263,6 +263,23 @@ def test_a_round_compares_the_head_with_the_cursor() -> None:
     assert driver.replays == before + 1
 
 
+def _reads_in_a_round(random: float) -> int:
+    driver = Driver()
+    driver.go_live()
+    before = driver.replays
+    driver.session.heard, driver.session.round_due = driver.now, driver.now
+    driver.tick(0.0, random=random)
+    assert driver.rounds == 1
+    return driver.replays - before
+
+
+def test_one_round_in_twenty_reads_the_window_whatever_the_head_says() -> None:
+    """What no head tells is found in time, and it is not always the rounds that come early in their spread."""
+    assert [_reads_in_a_round(random) for random in (0.0, 0.5, 0.52)] == [1, 1, 0]
+    drawn = [(number + 0.5) / 400 for number in range(400)]
+    assert sum(_reads_in_a_round(random) for random in drawn) == 20
+
+
 def test_a_silent_client_is_pinged_and_then_closed() -> None:
     """Two heartbeats without a sign of life end the session."""
     driver = Driver()
