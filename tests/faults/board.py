@@ -48,6 +48,7 @@ FULL: Final = (
     Part("mutants", (*_SIMULATE, "--mutants")),
     Part("rig", (*_PYTEST, "faults and not engines", "tests/faults")),
     Part("engines", (sys.executable, ".ci/engines.py", "faults-engines")),
+    Part("rig on engines", (sys.executable, ".ci/engines.py", "faults-on-engines")),
 )
 
 
