@@ -27,7 +27,7 @@ FOLDER_loop := tests/scenarios
 FOLDER_processes := tests
 FOLDER_mesh := tests
 
-.PHONY: help install demo test fmt fmt-check lint types gen gen-check breaking unit contract engines engines-clean engines-stop engines-test contract-engines scenarios faults faults-full faults-engines wheel-test docs docs-check bench lock clean
+.PHONY: help install demo test fmt fmt-check lint types gen gen-check breaking unit contract engines engines-clean engines-stop engines-test contract-engines scenarios faults faults-full faults-engines faults-on-engines wheel-test docs docs-check bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -93,6 +93,9 @@ faults-full: $(READY) ## all of it, in an hour: 2,000 seeds, every mutant, a mil
 
 faults-engines: $(READY) ## the engines killed in the middle of a run: HELIOGRAPH_ENGINES names a set of one's own
 	@STORES=engines $(BIN)/python -m pytest -q -m "faults and engines" $(ARGS) tests/faults
+
+faults-on-engines: $(READY) ## processes killed and stilled on engines, which stay: HELIOGRAPH_ENGINES names their engines.json
+	@STORES=engines $(BIN)/python -m pytest -q -m "faults and processes and not engines and not thorough" $(LIMIT_engines) $(ARGS) tests/faults/test_processes.py tests/faults/test_zombies.py
 
 wheel-test: $(READY) ## build the wheel and run the unit tests on it as installed
 	@$(BIN)/python .ci/wheel.py $(ARGS)

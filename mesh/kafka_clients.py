@@ -175,6 +175,7 @@ class GroupConsumer:
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
                     await self._consumer.start()
             self._consumer.subscribe([self._topic], listener=self._listener)
+            _refuse_commits_of_nobody(self._consumer._coordinator)
             # The client tells nobody that a topic was made anew; it looks at the topic after every fetch that failed.
             self._consumer._client.cluster.add_listener(lambda _: self._changed())
         except BaseException:
@@ -207,12 +208,14 @@ class GroupConsumer:
         with contextlib.suppress(kafka_errors.IllegalStateError):
             self._consumer.seek(TopicPartition(self._topic, partition), offset)
 
-    async def commit(self, offsets: Mapping[int, int]) -> None:
-        """Stores the offset of the next record of each partition.
+    async def commit(self, offsets: Mapping[int, int], generation: int) -> None:
+        """Stores the offset of the next record of each partition, as a member of this generation of the group.
 
         Raises:
             KafkaUnavailable: see its attributes.
         """
+        if generation != self.generation:
+            raise KafkaUnavailable(f"topic {self._topic}: not committed: the group is another one", old_generation=True)
         with translated(f"topic {self._topic}: not committed"):
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await self._consumer.commit({TopicPartition(self._topic, one): at for one, at in offsets.items()})
@@ -225,6 +228,22 @@ class GroupConsumer:
     async def stop(self) -> None:
         """Leaves the group and disconnects."""
         await _stop(self._consumer)
+
+
+def _refuse_commits_of_nobody(coordinator: Any) -> None:
+    """Lets a commit fail whose request would name no generation.
+
+    The client forgets its own when the group does not know it any more. A group without members takes such a commit,
+    whatever was committed since.
+    """
+    send = coordinator._do_commit_offsets
+
+    async def send_as_a_member(assignment: object, offsets: object) -> None:
+        if coordinator.generation < 0:
+            raise kafka_errors.UnknownMemberIdError(coordinator.group_id)
+        await send(assignment, offsets)
+
+    coordinator._do_commit_offsets = send_as_a_member
 
 
 def _listener(revoked: Callable[[], Awaitable[None]], assigned: Callable[[frozenset[int]], None]) -> Any:

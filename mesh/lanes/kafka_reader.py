@@ -177,14 +177,15 @@ class KafkaLaneReader:
             await self._retire()
             await self._in_group()
             consumer, fresh = await self._joined(), self._fresh
+            generation = consumer.generation
             mine = sorted(fresh or ())
             topic = await self._admin.topic(self._topic, fresh=True)
             starts = await self._admin.offsets(self._topic, dict.fromkeys(mine, FIRST))
             if starts:
-                await consumer.commit(starts)
+                await consumer.commit(starts, generation)
             await self._ledger.forget_notes()
             await self._ledger.own(topic.id, mine)
-            self._topic_id, self._lost = topic.id, None
+            self._topic_id, self._generation, self._lost = topic.id, generation, None
             self._ever.clear()
             for partition, start in starts.items():
                 self._begin(consumer, partition, start)
@@ -291,7 +292,8 @@ class KafkaLaneReader:
                 self._lose(f"partition {one} begins at {starts[one]}, {committed[one]} is next")
         if self._lost is not None:
             return
-        await self._take_on(consumer, topic.id, {one: starts[one] for one in came if one not in committed}, owned)
+        new = {one: starts[one] for one in came if one not in committed}
+        await self._take_on(consumer, topic.id, generation, new, owned)
         if self._fresh is not fresh:
             return
         for one in [one for one in self._read if one not in stay]:
@@ -306,11 +308,16 @@ class KafkaLaneReader:
         await self._commit()
 
     async def _take_on(
-        self, consumer: GroupConsumer, topic_id: str, starts: Mapping[int, int], owned: Mapping[int, str]
+        self,
+        consumer: GroupConsumer,
+        topic_id: str,
+        generation: int,
+        starts: Mapping[int, int],
+        owned: Mapping[int, str],
     ) -> None:
         """Commits where a partition that nobody ever read begins: from now on it can be lost."""
         if starts:
-            await consumer.commit(starts)
+            await consumer.commit(starts, generation)
             await self._ledger.own(topic_id, [one for one in starts if one not in owned])
 
     def _begin(self, consumer: GroupConsumer, partition: int, offset: int) -> None:
@@ -355,7 +362,7 @@ class KafkaLaneReader:
             if not wanted or self._consumer is None:
                 return
             try:
-                await self._consumer.commit({one: offset + 1 for one, offset in wanted.items()})
+                await self._consumer.commit({one: offset + 1 for one, offset in wanted.items()}, self._generation)
             except KafkaUnavailable as failure:
                 if not failure.old_generation:
                     raise LaneUnavailable(f"lane {self._name}: {failure.message}", unknown=True) from failure

@@ -287,6 +287,7 @@ async def test_a_stalled_process_comes_back(cluster: Cluster) -> None:
         reading = Reading(reader)
         async with running(reading):
             await until(lambda: len(reading.positions) == 100, 20.0, "all came")
+            await until(lambda: _is_committed(reader), 20.0, "all is committed")
         # One more record is read, and its commit comes too late.
         await writer.append([Record(b"late", b"100")])
         (late,) = await reader.read(10, 20.0)
@@ -298,6 +299,66 @@ async def test_a_stalled_process_comes_back(cluster: Cluster) -> None:
             await until(lambda: 101 in reading.came.get(b"last", []), 30.0, "it reads on")
             await until(lambda: _is_committed(reader), 20.0, "everything is committed")
         assert set(map(len, reading.came.values())) == {1}
+
+
+async def test_a_commit_that_comes_too_late_moves_nothing_back(cluster: Cluster) -> None:
+    """While a process stands still another takes its partitions and goes on; the first one's commit counts no more.
+
+    Neither at once when it goes on, nor when the other is gone again.
+    """
+    async with opened_writer(cluster) as writer, opened_reader(cluster) as reader:
+        await writer.append([Record(b"key", b"%d" % number) for number in range(10)])
+        first = (await reader.read(1, 20.0))[0]
+        heir = Heir(cluster, 10)
+        # This loop stands still, and with it the heart that the group hears, until the other has everything.
+        heir.take_over()
+        with contextlib.suppress(LaneUnavailable):
+            await reader.commit(first.position)
+        # A group without members takes a commit of nobody.
+        heir.leave()
+        with contextlib.suppress(LaneUnavailable):
+            await reader.commit(first.position)
+        assert (await reader.lag()).record_count == 0
+        await writer.append([Record(b"key", b"10")])
+        reading = Reading(reader)
+        async with running(reading):
+            await until(lambda: bool(reading.came.get(b"key")), 30.0, "it reads on")
+    assert reading.came == {b"key": [10]}
+
+
+class Heir:
+    """A reader in a thread and a loop of its own: it goes on while the test's loop stands still.
+
+    Args:
+        cluster: where.
+        count: so many records are to be read and committed.
+    """
+
+    def __init__(self, cluster: Cluster, count: int) -> None:
+        self._cluster = cluster
+        self._count = count
+        self._done = threading.Event()
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def take_over(self) -> None:
+        """Returns, without letting the caller's loop run, when everything is read and committed."""
+        self._thread.start()
+        assert self._done.wait(60.0)
+
+    def leave(self) -> None:
+        """Leaves the group."""
+        self._left.set()
+        self._thread.join(20.0)
+
+    async def _run(self) -> None:
+        async with opened_reader(self._cluster) as reader:
+            reading = Reading(reader)
+            async with running(reading):
+                await until(lambda: len(reading.positions) == self._count, 50.0, "the heir reads everything")
+                await until(lambda: _is_committed(reader), 20.0, "the heir commits everything")
+                self._done.set()
+                await until(self._left.is_set, 60.0, "the heir is to leave")
 
 
 async def _is_committed(reader: KafkaLaneReader) -> bool:

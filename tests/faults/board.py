@@ -49,6 +49,7 @@ FULL: Final = (
     Part("rule machine", (*_SIMULATE, "--machine", "300")),
     Part("rig", (*_PYTEST, "faults and not engines", "tests/faults")),
     Part("engines", (sys.executable, ".ci/engines.py", "faults-engines")),
+    Part("rig on engines", (sys.executable, ".ci/engines.py", "faults-on-engines")),
 )
 
 

@@ -130,6 +130,7 @@ async def judged(
             yield run
             run.load.ends = False
             await run.flows(10)
+            await run.keeps_wishes()
         await run.settle(settle)
         await run.read_everything()
         leaks = [Violation("I14", text) for text in grown(before, holdings(cluster), len(run.screens))]

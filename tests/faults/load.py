@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final, TypedDict
 
 from heliograph_client.events import PriorityName
@@ -44,13 +45,15 @@ class Load:
     Args:
         producer: who publishes.
         screens: the devices.
-        recipients: whom it is for.
+        recipients: whom it is for; the first of them has muted a category.
+        muted_since: from when on that surely counts.
         ends: some events have an end.
         marks: people read some of what they got.
         clashes: other contents are sent under ids that are taken.
 
     Attributes:
         ends: as above; may be changed while it goes.
+        unwanted: accepted events that surely are not for one of their recipients.
         failures: of publishes that were refused for what they are, or whose answer was wrong.
     """
 
@@ -60,12 +63,15 @@ class Load:
         screens: Sequence[Screen],
         recipients: Sequence[str],
         *,
+        muted_since: float,
         ends: bool = True,
         marks: bool = True,
         clashes: bool = True,
     ) -> None:
         self.ends = ends
+        self.unwanted = 0
         self.failures: list[BaseException] = []
+        self._muted_since = muted_since
         self._producer = producer
         self._screens = screens
         self._recipients = recipients
@@ -107,19 +113,26 @@ class Load:
         count = len(self._recipients)
         chosen = [self._recipients[(number * audience + index) % count] for index in range(min(audience, count))]
         form = self._form_of(number)
+        if form["category"] == MUTED:
+            chosen = list(dict.fromkeys([self._recipients[0], *chosen[1:]]))
+        is_unwanted = form["category"] == MUTED and now() > self._muted_since
         if form["ttl"] is not None:
             self._over = now() + form["ttl"] + _OVER_S
         task = asyncio.create_task(self._producer.publish(chosen, **form))
         self._publishing.add(task)
-        task.add_done_callback(self._end)
+        task.add_done_callback(partial(self._end, is_unwanted))
         if self._marks and number % _READ == 0:
             self._read_one(number // _READ)
 
-    def _end(self, task: asyncio.Task[str | None]) -> None:
+    def _end(self, is_unwanted: bool, task: asyncio.Task[str | None]) -> None:
         self._publishing.discard(task)
-        failure = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            return
+        failure = task.exception()
         if failure is not None:
             self.failures.append(failure)
+        elif task.result() is not None:
+            self.unwanted += is_unwanted
 
     def _form_of(self, number: int) -> Form:
         return Form(

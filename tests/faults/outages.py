@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from deploy.engines.running import Engines
+from heliograph.delivery.v1 import delivery_service_pb2, delivery_service_pb2_grpc
 from heliograph_cli import health
 from heliograph_cli.connection import Actor
 from heliograph_client import PreparedEvent, Publisher, RetryPolicy
@@ -85,6 +86,18 @@ async def waiting_events(cluster: Cluster) -> int:
 async def is_through(cluster: Cluster) -> bool:
     """Whether fanout has nothing before it any more."""
     return await waiting_events(cluster) == 0
+
+
+async def is_waited_for(cluster: Cluster, recipient: str, event_id: str) -> bool:
+    """Whether delivery is still to look at what became of an event at a recipient."""
+    async with cluster.connection() as connection:
+        answer: delivery_service_pb2.ExplainResponse = await connection.call(
+            "delivery",
+            lambda channel: delivery_service_pb2_grpc.DeliveryServiceStub(channel).Explain,
+            delivery_service_pb2.ExplainRequest(event_id=event_id, tenant_id=TENANT, recipient_id=recipient),
+            reading.OPERATOR,
+        )
+    return any(step.decision == "follow-up" for step in answer.steps)
 
 
 async def longest_pause(run: Run, count: int) -> float:

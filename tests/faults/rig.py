@@ -22,6 +22,7 @@ from tests.faults import history, reading
 from tests.faults.actors import LateAcks, NotedSubscriber, Producer, Screen, now, watching
 from tests.faults.counters import count_of
 from tests.faults.history import Device, Recorder
+from tests.faults.invariants import Limits
 from tests.faults.load import MUTED, Load
 from tests.faults.nemesis import Nemesis
 from tests.faults.owed import Owed
@@ -66,17 +67,29 @@ class Run:
     """
 
     def __init__(
-        self, cluster: Cluster, folder: Path, screens: Sequence[Screen], producer: Producer, habits: Habits, muted: str
+        self,
+        cluster: Cluster,
+        folder: Path,
+        screens: Sequence[Screen],
+        producer: Producer,
+        habits: Habits,
+        muted_since: float,
     ) -> None:
         self.cluster = cluster
         self.folder = folder
         self.screens = screens
         self.producer = producer
         self.nemesis = Nemesis(cluster, Recorder(folder / "nemesis.jsonl"))
-        self._owed = Owed(producer, screens, muted)
         self._recipients = list(dict.fromkeys(screen.device.recipient for screen in screens))
+        self._owed = Owed(producer, screens, muted=self._recipients[0])
         self.load = Load(
-            producer, screens, self._recipients, ends=habits.ends, marks=habits.marks, clashes=habits.clashes
+            producer,
+            screens,
+            self._recipients,
+            muted_since=muted_since,
+            ends=habits.ends,
+            marks=habits.marks,
+            clashes=habits.clashes,
         )
         self._system = Recorder(folder / "system.jsonl")
 
@@ -92,6 +105,10 @@ class Run:
         await until(lambda: len(self.producer.accepted) >= before + count, SETTLE_LIMIT_S, f"{count} more accepted")
         wanted = list(itertools.islice(self.producer.accepted, before, before + count))
         await until(lambda: all(map(self._owed.is_shown, wanted)), SETTLE_LIMIT_S, f"{count} more events are shown")
+
+    async def keeps_wishes(self) -> None:
+        """Waits until an event was accepted that is surely not for one of its recipients."""
+        await until(lambda: self.load.unwanted > 0, SETTLE_LIMIT_S, "an event that somebody does not want")
 
     # ------------------------------------------------------------ the end
 
@@ -185,8 +202,8 @@ def _agree(screens: Sequence[Screen]) -> bool:
     return len({(tuple(one.subscriber.inbox_ids), one.subscriber.unread) for one in screens}) == 1
 
 
-async def _mute(connection: Connection, recipient: str, recorder: Recorder) -> None:
-    """Mutes one category for a recipient, and writes that down."""
+async def _mute(connection: Connection, recipient: str, recorder: Recorder) -> float:
+    """Mutes one category for a recipient, and writes that down; returns from when on it surely counts."""
     wish = prefs_service_pb2.Preferences(mutes=[prefs_service_pb2.Mute(category=MUTED)])
     recorder.add(
         history.WishInvoke(at=now(), operation="wish-1", tenant=TENANT, recipient=recipient, category=MUTED, muted=True)
@@ -197,7 +214,9 @@ async def _mute(connection: Connection, recipient: str, recorder: Recorder) -> N
         prefs_service_pb2.UpdatePreferencesRequest(preferences=wish),
         Actor("recipient", recipient, TENANT),
     )
-    recorder.add(history.WishOk(at=now(), operation="wish-1"))
+    stored = history.WishOk(at=now(), operation="wish-1")
+    recorder.add(stored)
+    return stored.at + Limits().wish
 
 
 @asynccontextmanager
@@ -232,7 +251,7 @@ async def opened(
     async with AsyncExitStack() as stack:
         people = stack.enter_context(Recorder(folder / "people.jsonl"))
         connection = await stack.enter_async_context(cluster.connection())
-        await _mute(connection, f"{prefix}0", people)
+        muted_since = await _mute(connection, f"{prefix}0", people)
 
         async def join(number: int, device_name: str, node: int, late: LateAcks | None = None) -> None:
             device = Device(TENANT, f"{prefix}{number}", device_name)
@@ -266,7 +285,7 @@ async def opened(
             recorder=noted,
             forgotten=partial(count_of, cluster, "ingest", _SKIPPED),
         )
-        run = Run(cluster, folder, screens, producer, habits, muted=f"{prefix}0")
+        run = Run(cluster, folder, screens, producer, habits, muted_since)
 
         def ready() -> bool:
             return all(screen.subscriber.stats.checkpoints for screen in screens)

@@ -6,6 +6,7 @@ Needs STORES=engines and engines of the run's own (HELIOGRAPH_ENGINES): they are
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -22,6 +23,7 @@ from tests.faults.outages import (
     asking_once,
     at_last,
     is_through,
+    is_waited_for,
     pids_of,
     says,
     waiting_events,
@@ -36,6 +38,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.engines, pytest.mark.processes, py
 
 # What "quickly" is to a caller on a busy machine; once health has noticed, nobody waits for the engine.
 QUICK_S = 3.0
+# So long an ack is waited for.
+ACK_WINDOW_S = 10.0
 DROPPED = "heliograph_fanout_wishes_dropped_total"
 READ = MarkKind.MARK_KIND_READ
 
@@ -71,13 +75,20 @@ async def shows(device: Device, *ids: str) -> None:
 
 
 async def test_without_kafka_nothing_new_is_accepted(on_engines: Cluster, engines: Engines) -> None:
-    """Publish says so quickly; sessions, lists, marks, replay and wishes go on; the same request passes afterwards."""
+    """Publish says so quickly; sessions, lists, marks, replay and wishes go on; the same request passes afterwards.
+
+    What a device has not acked, and whose window ends meanwhile, waits: it is looked at when Kafka is back, and comes
+    to nobody a second time.
+    """
     cluster, apps, who = on_engines, Apps(on_engines), "anna"
     pids = pids_of(cluster)
     async with asking_once(cluster) as publisher, apps.device(who) as device:
         await device.ready()
         first = await at_last(publisher, publisher.prepare(event("before", who)))
-        await shows(device, first)
+        unacked = await at_last(publisher, publisher.prepare(event("unacked", who)))
+        await shows(device, first, unacked)
+        window_ends = time.monotonic() + ACK_WINDOW_S
+        await until(partial(is_waited_for, cluster, who, unacked), what="its ack is waited for")
         refused = publisher.prepare(event("refused", who))
         async with without(engines, "kafka"):
             with pytest.raises(Failure):
@@ -87,16 +98,25 @@ async def test_without_kafka_nothing_new_is_accepted(on_engines: Cluster, engine
             for _ in range(3):
                 with pytest.raises(Unavailable):
                     await quickly(publisher, refused)
-            assert [item.notification.notification_id for item in (await apps.list_inbox(who)).items] == [first]
+            listed = [item.notification.notification_id for item in (await apps.list_inbox(who)).items]
+            assert listed == sorted([first, unacked], reverse=True)
             assert await apps.mark(who, READ, first) == []
             await apps.choose(who, "newsletter", enabled=False)
             async with apps.device(who, device_id="tablet") as other:
                 await other.ready()
-                assert other.ids == [first]
+                assert sorted(other.ids) == sorted([first, unacked])
             assert device.closed is None
+            await until(lambda: time.monotonic() >= window_ends, 2 * ACK_WINDOW_S, "the window has ended meanwhile")
         later = await at_last(publisher, refused)
-        await shows(device, first, later)
+        await shows(device, first, unacked, later)
         await says(cluster, {"ingest": [], "fanout": [], "delivery": []})
+
+        async def is_looked_at() -> bool:
+            return not await is_waited_for(cluster, who, unacked)
+
+        await until(is_looked_at, BACK_S, "what was not acked is looked at")
+        await shows(device, first, unacked, later)
+        assert len((await apps.list_inbox(who)).items) == 3
     assert pids_of(cluster) == pids, "nobody was started anew"
 
 

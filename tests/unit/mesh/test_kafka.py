@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from mesh.errors import StartError
 from mesh.kafka import KafkaUnavailable, parse_cluster, translated
+from mesh.kafka_clients import GroupConsumer, _refuse_commits_of_nobody
 
 
 def test_a_url_names_brokers_prefix_and_copies() -> None:
@@ -112,3 +113,50 @@ def test_an_outage_is_one_line() -> None:
         client.info("all is well")
     assert len([line for line in lines if line["event"] == "kafka_client"]) <= 1
     assert len(lines) <= 1
+
+
+class _Coordinator:
+    """The client's part that speaks to the group."""
+
+    group_id = "lane"
+
+    def __init__(self) -> None:
+        self.generation = 7
+        self.sent: list[int] = []
+
+    async def _do_commit_offsets(self, _assignment: object, _offsets: object) -> None:
+        self.sent.append(self.generation)
+
+
+class _Consumer:
+    """A client that loses its place in the group while a commit is under way."""
+
+    def __init__(self, coordinator: _Coordinator, *, forgotten: bool) -> None:
+        self._coordinator = coordinator
+        self._forgotten = forgotten
+
+    async def commit(self, offsets: object) -> None:
+        if self._forgotten:
+            self._coordinator.generation = -1
+        await self._coordinator._do_commit_offsets(None, offsets)
+
+
+@pytest.mark.parametrize(
+    ("generation", "forgotten", "sent"), [(7, False, [7]), (6, False, []), (8, False, []), (7, True, [])]
+)
+async def test_only_a_member_of_the_generation_that_has_the_partitions_commits(
+    generation: int, forgotten: bool, sent: list[int]
+) -> None:
+    """Neither one that has another place by now, nor one that the group does not know: a group of nobody takes that."""
+    coordinator = _Coordinator()
+    group = GroupConsumer.__new__(GroupConsumer)
+    group._topic = "lane"
+    group._consumer = _Consumer(coordinator, forgotten=forgotten)
+    _refuse_commits_of_nobody(coordinator)
+    if sent:
+        await group.commit({0: 5}, generation)
+    else:
+        with pytest.raises(KafkaUnavailable) as refused:
+            await group.commit({0: 5}, generation)
+        assert refused.value.old_generation
+    assert coordinator.sent == sent
