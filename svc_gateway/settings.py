@@ -49,7 +49,7 @@ class GatewaySettings(ServiceSettings):
         6 * 3600.0, description="seconds after which a session is recycled, from 1; dithered by 20 %"
     )
     round_interval: Annotated[float, Field(ge=1.0)] = Field(
-        600.0, description="seconds between two slow rounds of a session, from 1; dithered by 20 %"
+        600.0, description="seconds between two slow rounds of a session, from 1; dithered by 20 %, the first by 50 %"
     )
     behind_limit: Annotated[float, Field(gt=0.0)] = Field(
         30.0, description="seconds a session may be behind before it is closed, above 0"

@@ -38,8 +38,8 @@ from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
 from tests.simulation.world import WALL_BASE_S, Host, World
 
 _SETTLE_LIMIT_S = 200.0
-# A round comes so much later than its time at most.
-_DITHER = 1.2
+# A session's first round comes after half an interval to one and a half, further ones after a fifth less or more.
+_LATEST_ROUND = 1.5
 # What can be muted; the other category always goes out.
 _MUTED = "mention"
 _CATEGORIES = ("general", _MUTED)
@@ -109,7 +109,7 @@ class _Run:
         self._screens: list[Screen] = []
         self._recorders: list[Recorder] = []
         self._system = self._recorder("system")
-        rounds = script.round * _DITHER + 5.0
+        rounds = script.round * _LATEST_ROUND + 5.0
         self._nemesis = Nemesis(self._world, self._cluster, folder, self._recorder("nemesis"), rounds)
         self._reader = Reader(self._cluster, self._system)
         self._dump = Dump(
