@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,11 +15,12 @@ from heliograph_cli import letters, record
 from heliograph_cli.connection import Reach
 from heliograph_cli.failures import REFUSED, CommandFailed
 from heliograph_cli.letters import Filter
-from mesh.errors import NotFound
+from mesh.errors import NotFound, Unavailable
 from mesh.ids import to_text
 from svc_delivery import letters as rules
 from svc_delivery.ports import FollowUpRecord
 from svc_delivery.ports_channels import Refused
+from svc_delivery.redrive import Redriver, Refusal
 from tests.support.retrying import FIRST, Retrying, envelope_of, id_of, plan_of, retrying, serving_operators
 
 ALL = Filter("", 0)
@@ -110,6 +111,31 @@ async def test_redriving_by_filter_takes_all_that_match(site: Site, capsys: pyte
         "230 redriven, 0 stay",
         "0 redriven, 0 stay",
     ]
+    assert await site.delivery.buried() == []
+
+
+async def test_redriving_that_was_broken_off_goes_on_where_it_stood(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first hundred the service is gone; the repetition tries the rest, and nothing goes twice."""
+    await site.bury(230)
+    went = list[bytes]()
+    redrive, is_back = Redriver.redrive, False
+
+    async def once(redriver: Redriver, letter_ids: Sequence[bytes], *, validate_only: bool) -> list[Refusal]:
+        if len(went) == 100 and not is_back:
+            raise Unavailable("the store is down", reason="STORE_UNAVAILABLE")
+        went.extend(letter_ids)
+        return await redrive(redriver, letter_ids, validate_only=validate_only)
+
+    monkeypatch.setattr(Redriver, "redrive", once)
+    with pytest.raises(Unavailable):
+        await letters.redrive_filtered(site.reach, ALL, dry_run=False)
+    assert len(await site.delivery.buried()) == 130
+    is_back = True
+    await letters.redrive_filtered(site.reach, ALL, dry_run=False)
+    assert results(capsys) == ["130 redriven, 0 stay"]
+    assert (len(went), len(set(went))) == (230, 230)
     assert await site.delivery.buried() == []
 
 

@@ -44,6 +44,25 @@ async def test_small_calls_add_up(capsys: pytest.CaptureFixture[str], dry_run: b
     assert capsys.readouterr().out == wanted
 
 
+async def test_at_a_terminal_a_bar_shows_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the output, so that a pipe has the last line only; without a terminal there is none."""
+
+    async def ask(part: Sequence[str]) -> tuple[int, Sequence[str]]:
+        return len(part), ()
+
+    await put_aside.redrive(ask, list("abcd"), at_once=2, dry_run=False)
+    assert capsys.readouterr() == ("4 redriven, 0 stay\n", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    await put_aside.redrive(ask, list("abcd"), at_once=2, dry_run=False)
+    out, errors = capsys.readouterr()
+    assert out == "4 redriven, 0 stay\n"
+    assert "redriving" in errors
+    assert "100%" in errors
+
+
 def test_what_was_named_and_stays_is_a_failure() -> None:
     """A script sees by the exit code that not all went."""
     put_aside.require_all([], "read")
