@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 _INSIDE: Final = (
     r"traceback|\.py\b|file \"|\bline \d|\w(?:error|exception)\b|object at|0x[0-9a-f]{6,}",
     r"/(?:tmp|home|usr|var|root|run|work|proc)/|\.sock\b|\.db\b|unix:|127\.0\.0\.\d|localhost|\[::",
-    r"sqlite|cassandra|kafka|redis|postgres|\bselect \w|\binsert into|\bupdate \w+ set|no such (?:table|column)",
+    r"sqlite|cassandra|kafka|redis|postgres|\bselect .+ from|\binsert into|\bupdate \w+ set|no such (?:table|column)",
     r"svc_|asyncio|grpcio|google\.protobuf|descriptor|errno",
 )
 INSIDE: Final = re.compile("|".join(_INSIDE), re.IGNORECASE)
