@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 
@@ -140,11 +141,12 @@ async def test_a_recipients_token_publishes_nothing(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     "site", [pytest.param("processes", marks=pytest.mark.processes)], indirect=True, scope="session"
 )
-async def test_a_refusal_after_a_lost_answer_says_that_the_event_may_be_accepted(cluster: Cluster) -> None:
+async def test_a_refusal_after_a_lost_answer_says_that_the_event_may_be_accepted(
+    cluster: Cluster, run_dir: Path
+) -> None:
     """It is: published again under its id it was accepted before, and its recipient has it once."""
     good = cluster.token("demo", role="producer")
-    run = cluster.running.run_dir
-    async with proxied(f"{run}/ingest.sock", f"{run}/lossy.sock") as proxy:
+    async with proxied(f"{cluster.running.run_dir}/ingest.sock", str(run_dir / "lossy.sock")) as proxy:
         tokens = [good]
 
         def token() -> str:
