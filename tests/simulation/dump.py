@@ -1,8 +1,8 @@
 """What stands in the stores at one moment: how far lanes are committed, and the first record that is not finished.
 
-A record is finished when everybody it is for has a row, a decision or a slice that is still to be sent, or when it was
-put aside. It reads the files and replicas themselves, since whoever could be asked may just have died. It must not
-judge.
+A record is finished when everybody it is for has a row, a decision, a slice that is still to be sent or a row that is
+to be written later, or when it was put aside. It reads the files and replicas themselves, since whoever could be asked
+may just have died. It must not judge.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from heliograph.delivery.v1 import lane_record_pb2
 from heliograph.type.v1 import envelope_pb2
 from mesh.errors import DataLoss
 from mesh.ids import from_text, split_key
 from mesh.times import micros_of
+from svc_delivery.retry_lanes import LANES
 from svc_fanout import core, slices
 from tests.simulation.replicas import Ring
 
@@ -65,7 +67,7 @@ class Dump:
     def marks(self) -> Iterator[Mark]:
         """Yields how far each lane of events or slices is."""
         committed, parked = self._positions()
-        there = self._in_file() if self._ring is None else _on_replicas(self._ring)
+        there = (self._in_file() if self._ring is None else _on_replicas(self._ring)) | self._written_later()
         for lane in _EVENT_LANES:
             name = f"slices-{lane}"
             sliced = {position: self._of_slice(value) for position, value in _records(self._data, name)}
@@ -92,6 +94,15 @@ class Dump:
             decided = file.execute("select tenant, event_id, recipients from decisions").fetchall()
         found = {_delivery(split_key(key), id_) for key, id_ in rows}
         return found | {(tenant, name, id_) for tenant, id_, names in decided for name in names.split("\n")}
+
+    def _written_later(self) -> set[Delivery]:
+        if self._ring is None:
+            with _reading(self._data / "inbox.db") as file:
+                values = [value for (value,) in file.execute("select record from follow_ups")]
+        else:
+            values = [value for lane in LANES for _, value in _records(self._data, lane.name, "retry")]
+        rows = [lane_record_pb2.LaneRecord.FromString(value).row for value in values]
+        return set().union(*(self._wanted(row.envelope, set(row.recipient_ids)) for row in rows))
 
     def _of_event(self, position: int, value: bytes) -> set[Delivery]:
         """Returns whom a record is for; one that nobody can read is for somebody who has nothing."""
@@ -129,8 +140,8 @@ def _on_replicas(ring: Ring) -> set[Delivery]:
     return found
 
 
-def _records(data: Path, lane: str) -> list[tuple[int, bytes]]:
-    with _reading(data / "lanes" / f"{lane}.db") as file:
+def _records(data: Path, lane: str, folder: str = "lanes") -> list[tuple[int, bytes]]:
+    with _reading(data / folder / f"{lane}.db") as file:
         return file.execute("select position, value from records order by position").fetchall()
 
 
