@@ -274,3 +274,31 @@ class Story:
 
 def _id(name: str) -> str:
     return f"id-{name}"
+
+
+# ---------------------------------------------------------------- how stories begin and end
+
+
+def one() -> Story:
+    """Alice is connected, gets a notification and acks it."""
+    return Story().connect(ALICE).publish("a").receive(ALICE, "a").acked(ALICE, "a")
+
+
+def ended(story: Story, *names: str) -> Story:
+    """All is quiet; alice has these."""
+    return story.wait(60).rows("alice", *names).final(ALICE, *names)
+
+
+def at_once() -> Story:
+    """Alice is connected; "a" and "b" of one key are published at the same time."""
+    return Story().connect(ALICE).publish("a", key="k", end="nothing").publish("b", key="k").accepted("a")
+
+
+def one_after_the_other(first: str, second: str) -> Story:
+    """Alice is connected; of one key the second is published when the first was accepted."""
+    return Story().connect(ALICE).publish(first, key="k").publish(second, key="k")
+
+
+def away(story: Story) -> Story:
+    """Alice's session ends and her next one begins."""
+    return story.close(ALICE).wait(10).connect(ALICE, replayed=False)

@@ -11,8 +11,8 @@ from tests.faults.canary import body, canary, digest, is_for, nonce_of
 from tests.faults.checker import Plan, check, main, report
 from tests.faults.history import HistoryError, Log, Recorder, read
 from tests.faults.invariants import INVARIANTS, Limits
-from tests.unit.faults.cases import ILLEGAL, LEGAL, ended, one
-from tests.unit.faults.histories import ALICE, BOB, Story
+from tests.unit.faults.cases import ILLEGAL, LEGAL
+from tests.unit.faults.histories import ALICE, BOB, Story, ended, one
 
 
 @pytest.mark.parametrize("name", LEGAL)
