@@ -44,7 +44,7 @@ class Metrics:
         )
         self._shed = {priority: shed.labels(priority).inc for priority in _PRIORITIES}
         self._late = telemetry.counter(
-            "late_events", "Events whose append began after their call's deadline: work for nobody. Stays 0."
+            "late_events", "Events not appended because their call's deadline passed while they were looked at."
         ).inc
         self._level = telemetry.gauge(
             "overload_level", "Who is refused for overload: 0 nobody, 1 bulk, 2 normal too, 3 high too."
@@ -87,8 +87,8 @@ class Metrics:
         """Counts an event that was refused for overload."""
         self._shed[priority]()
 
-    def append_late(self, count: int) -> None:
-        """Counts events whose append begins after the deadline."""
+    def refuse_late(self, count: int) -> None:
+        """Counts events that are not appended because their call's deadline has passed meanwhile."""
         self._late(count)
 
     def show_lane(self, lane: str, record_count: int, wait_s: float) -> None:

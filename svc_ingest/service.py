@@ -195,6 +195,7 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         accepts = [index for index, verdict in enumerate(verdicts) if isinstance(verdict, repeats.Accept)]
         left = calls.remaining()
         if left is not None and left <= 0:
+            self._metrics.refuse_late(len(accepts))
             return dict.fromkeys(accepts, deadline_expired(left, 0.0))
         now = self._clock.monotonic()
         refusals: dict[int, Failure] = {}
@@ -237,9 +238,11 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
 
     async def _append_one(self, lane: str, records: Sequence[Record]) -> Failure | None:
         """Appends to one lane; returns the refusal when that is not known to be done."""
+        # Records take their time to build: it may have run out since the events were charged.
         left = calls.remaining()
         if left is not None and left <= 0:
-            self._metrics.append_late(len(records))
+            self._metrics.refuse_late(len(records))
+            return deadline_expired(left, 0.0)
         try:
             with self._metrics.time_append(lane), self._gate.appending():
                 await self._lanes[lane].append(records)

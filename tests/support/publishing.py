@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -110,6 +110,7 @@ class Ingest:
         folder: Path,
         quotas: Quotas | None = None,
         limits: Limits | None = None,
+        draw: Callable[[int], bytes] | None = None,
     ) -> None:
         self.clock = clock
         self.telemetry = Telemetry("ingest")
@@ -132,7 +133,7 @@ class Ingest:
             gate=self.gate,
             clock=clock,
             metrics=self.metrics,
-            draw=random.Random(1).randbytes,
+            draw=draw or random.Random(1).randbytes,
             spawn=self._spawn,
             trace=True,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,8 +71,8 @@ async def make(run_dir: Path) -> AsyncIterator[Make]:
         stack.push_async_callback(log.close)
         lanes = await stack.enter_async_context(open_lanes(run_dir, clock))
 
-        def world(*, quotas: Quotas | None = None, limits: Limits | None = None) -> World:
-            return World(Ingest(log=log, lanes=lanes, clock=clock, folder=run_dir, quotas=quotas, limits=limits), log)
+        def world(**arguments: Any) -> World:
+            return World(Ingest(log=log, lanes=lanes, clock=clock, folder=run_dir, **arguments), log)
 
         yield world
 
@@ -224,7 +225,7 @@ async def test_a_hopeless_deadline_costs_no_work(make: Make) -> None:
 
 
 async def test_a_deadline_that_passes_meanwhile_stops_the_append(make: Make) -> None:
-    """The request log took too long: no record, no charge, no lease; and no append ever began for nobody."""
+    """The request log took too long: no record, no charge, no lease; and it is counted."""
     world = make(quotas=producer(0.01, burst=1.0))
     request = publish_request(id_=request_id())
     world.log.pause = 1.0
@@ -233,4 +234,22 @@ async def test_a_deadline_that_passes_meanwhile_stops_the_append(make: Make) -> 
     assert (world.log.begun, await world.count()) == (1, 0)
     world.log.pause = 0.0
     assert not (await world.ingest.publish(request, timeout=0.5)).replayed
-    assert world.ingest.metric("late_events_total") == 0
+    assert world.ingest.metric("late_events_total") == 1
+
+
+async def test_a_deadline_that_passes_while_a_record_is_built_stops_the_append(make: Make) -> None:
+    """Building takes time as well; whoever gave up the call has no event that nobody knows of."""
+    clocks: list[ManualClock] = []
+
+    def draw(count: int) -> bytes:
+        for clock in clocks:
+            clock.advance(0.6)
+        return bytes(count)
+
+    world = make(draw=draw)
+    clocks.append(world.ingest.clock)
+    with pytest.raises(DeadlineExceeded, match="has passed"):
+        # Without a request id there is one to be drawn, after the holder's.
+        await world.ingest.publish(publish_request(), timeout=1.0)
+    assert await world.count() == 0
+    assert world.ingest.metric("late_events_total") == 1
