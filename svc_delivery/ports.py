@@ -8,7 +8,7 @@ Must not hold rules: what a state means and what comes next is in `core`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -178,15 +178,17 @@ class Body(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowsRefused(Exception):
-    """A healthy store refused some rows of a write: they alone are not stored, and may never be.
+    """A healthy store did not take some rows of a write: they alone count as not stored, and may never be.
 
     Attributes:
         reasons: index of each refused row → why, in one line for people.
+        unknown: those of them that may be stored all the same, or be yet, under a stamp that does not count.
     """
 
-    def __init__(self, reasons: Mapping[int, str]) -> None:
+    def __init__(self, reasons: Mapping[int, str], unknown: Iterable[int] = ()) -> None:
         super().__init__(f"{len(reasons)} rows are refused, among them: {next(iter(reasons.values()), '')}")
         self.reasons = reasons
+        self.unknown = frozenset(unknown)
 
 
 # ---------------------------------------------------------------- storage: ports

@@ -7,7 +7,8 @@ nothing is taken, and nobody counts a try. Pure: time is an argument, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -18,13 +19,21 @@ from mesh.ids import from_text, join_key
 from mesh.times import micros_of, set_micros, timestamp_of
 from svc_delivery import core, letters, wishes
 from svc_delivery.intake import CLOCK_ALLOWANCE_US, Intake, Offer
-from svc_delivery.ports import FollowUpWrite, RowWrite
+from svc_delivery.ports import FollowUpWrite, RowsRefused, RowWrite
 from svc_delivery.ports_dead_letters import DeadLetterRecord
 
 _SECOND_US = 1_000_000
 
-# Index of a dispatch → what was tried with its rows before.
-History = Mapping[int, Sequence[dead_letter_service_pb2.Attempt]]
+# Index of a dispatch → its rows as they waited.
+History = Mapping[int, lane_record_pb2.RetryRow]
+_Key: TypeAlias = tuple[str, bytes]
+
+
+class _Try(msgspec.Struct, frozen=True):
+    """Why a row is not stored; `unknown`: it may be all the same."""
+
+    why: str
+    unknown: bool
 
 
 class Apart(msgspec.Struct):
@@ -48,7 +57,7 @@ class Apart(msgspec.Struct):
 def set_apart(
     batch: delivery_service_pb2.DispatchBatch,
     taken: Intake,
-    reasons: Mapping[int, str],
+    refusal: RowsRefused,
     *,
     now_us: int,
     history: History,
@@ -59,13 +68,14 @@ def set_apart(
     Args:
         batch: as it arrived.
         taken: what it became.
-        reasons: index of each refused row → why.
+        refusal: which rows are not stored.
         now_us: wall clock.
         history: tries before this one.
         delays: seconds from one try to the next.
     """
     refused = {
-        (taken.rows[index].recipient_key, taken.rows[index].notification_id): why for index, why in reasons.items()
+        (taken.rows[index].recipient_key, taken.rows[index].notification_id): _Try(why, index in refusal.unknown)
+        for index, why in refusal.reasons.items()
     }
     apart = Apart(
         rows=[row for row in taken.rows if (row.recipient_key, row.notification_id) not in refused],
@@ -77,9 +87,9 @@ def set_apart(
     broken = {index for index, _ in taken.refusals}
     for index, dispatch in enumerate(batch.dispatches):
         if index not in broken:
-            attempts = history.get(index, ())
+            before = history.get(index, lane_record_pb2.RetryRow())
             for group in dispatch.groups:
-                _retry_or_bury(apart, dispatch, group, batch.plans[group.plan_index], refused, attempts, now_us, delays)
+                _retry_or_bury(apart, dispatch, group, batch.plans[group.plan_index], refused, before, now_us, delays)
     return apart
 
 
@@ -88,8 +98,8 @@ def _retry_or_bury(
     dispatch: delivery_service_pb2.Dispatch,
     group: plan_pb2.RecipientGroup,
     plan: plan_pb2.Plan,
-    refused: Mapping[tuple[str, bytes], str],
-    before: Sequence[dead_letter_service_pb2.Attempt],
+    refused: Mapping[_Key, _Try],
+    before: lane_record_pb2.RetryRow,
     now_us: int,
     delays: Sequence[float],
 ) -> None:
@@ -100,12 +110,13 @@ def _retry_or_bury(
     names = [name for name, key in keys.items() if key in refused]
     if not names:
         return
-    attempts = [*before, _attempt(len(before) + 1, refused[keys[names[0]]], now_us)]
+    attempts = [*before.attempts, _attempt(len(before.attempts) + 1, refused[keys[names[0]]].why, now_us)]
     if len(attempts) > len(delays):
         apart.letters += [letters.store_refused(envelope, name, plan, attempts, now_us) for name in names]
     else:
         due_us = now_us + round(delays[len(attempts) - 1] * _SECOND_US)
         row = lane_record_pb2.RetryRow(envelope=envelope, recipient_ids=names, plan=plan, attempts=attempts)
+        row.may_be_stored = before.may_be_stored or any(refused[keys[name]].unknown for name in names)
         apart.again.append(written(row, due_us))
 
 
@@ -119,7 +130,7 @@ def batch_of(
         dispatch = batch.dispatches.add(envelope=row.envelope)
         groups: dict[int, list[str]] = {}
         for recipient_id in row.recipient_ids:
-            plan = plan_today(row.plan, answer.of(recipient_id))
+            plan = plan_today(row.plan, answer.of(recipient_id), may_be_stored=row.may_be_stored)
             key = plan.SerializeToString(deterministic=True)
             if key not in indexes:
                 indexes[key] = len(indexes)
@@ -140,16 +151,22 @@ def written(row: lane_record_pb2.RetryRow, due_us: int) -> FollowUpWrite:
     return FollowUpWrite(due_us, record.SerializeToString(), row.envelope.priority, expire_us)
 
 
-def plan_today(plan: plan_pb2.Plan, resolution: prefs_service_pb2.Resolution) -> plan_pb2.Plan:
-    """Returns a plan without the channels that are not wanted any more; or the reason why nothing is."""
+def plan_today(
+    plan: plan_pb2.Plan, resolution: prefs_service_pb2.Resolution, *, may_be_stored: bool = False
+) -> plan_pb2.Plan:
+    """Returns a plan without the channels that are not wanted any more; or the reason why nothing is.
+
+    Args:
+        plan: of the event's own time.
+        resolution: today's wishes.
+        may_be_stored: a device may find the row in a list. It is written under a stamp that counts, so that all do, and
+            shown to nobody.
+    """
     reason = wishes.suppressed(resolution)
-    if reason:
+    if reason and not may_be_stored:
         return plan_pb2.Plan(suppress_reason=reason, wish_version=resolution.version)
-    wanted = [
-        step
-        for step in plan.steps
-        if step.channel in resolution.channels or step.channel == notification_pb2.CHANNEL_INBOX
-    ]
+    channels = () if reason else resolution.channels
+    wanted = [step for step in plan.steps if step.channel in channels or step.channel == notification_pb2.CHANNEL_INBOX]
     return plan_pb2.Plan(steps=wanted, wish_version=resolution.version)
 
 
@@ -159,7 +176,7 @@ def _attempt(number: int, why: str, now_us: int) -> dead_letter_service_pb2.Atte
     )
 
 
-def _without(taken: Intake, refused: Mapping[tuple[str, bytes], str]) -> list[FollowUpWrite]:
+def _without(taken: Intake, refused: Container[_Key]) -> list[FollowUpWrite]:
     kept: list[FollowUpWrite] = []
     for follow_up in ([taken.follow_up] if taken.follow_up is not None else []) + list(taken.later):
         record = lane_record_pb2.LaneRecord.FromString(follow_up.record)
@@ -175,7 +192,7 @@ def _without(taken: Intake, refused: Mapping[tuple[str, bytes], str]) -> list[Fo
     return kept
 
 
-def _offers_without(offers: Sequence[Offer], refused: Mapping[tuple[str, bytes], str]) -> list[Offer]:
+def _offers_without(offers: Sequence[Offer], refused: Container[_Key]) -> list[Offer]:
     left: list[Offer] = []
     for one in offers:
         keys = [key for key in one.recipient_keys if (key, one.notification_id) not in refused]

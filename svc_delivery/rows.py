@@ -103,7 +103,7 @@ class Rows:
             due_us = self._now_us() + NOBODY_ANSWERED_US
             return Stored(again=[retries.written(row, due_us) for row in rows])
         batch = retries.batch_of(rows, answers)
-        stored = await self._store(batch, dict(enumerate([row.attempts for row in rows])))
+        stored = await self._store(batch, dict(enumerate(rows)))
         self._metrics.retried_rows["written"].inc(len(stored.rows))
         self._metrics.retried_rows["dropped"].inc(stored.suppressed_count)
         return stored
@@ -125,7 +125,7 @@ class Rows:
         history: retries.History,
     ) -> Stored:
         now_us, delays = self._now_us(), self._retry_delays
-        apart = retries.set_apart(batch, taken, refusal.reasons, now_us=now_us, history=history, delays=delays)
+        apart = retries.set_apart(batch, taken, refusal, now_us=now_us, history=history, delays=delays)
         if taken.decisions:
             await self._writer.write([], None, taken.decisions)
         self._metrics.retried_rows["refused"].inc(len(refusal.reasons))

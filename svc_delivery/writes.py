@@ -48,13 +48,15 @@ class FreshWriter:
             Unavailable: the store did not answer, or always too late, or the clock was set; what it has is unknown.
             RowsRefused: the store refused some rows; the others are stored under a stamp that counts, nothing else is.
         """
-        for _ in range(self._tries):
+        for attempt in range(self._tries):
             self._stamper.check()
             stamp = self._stamper.next()
             try:
                 await self._inbox.write(rows, stamp=stamp, follow_up=follow_up, decisions=decisions)
-            except RowsRefused:
+            except RowsRefused as refusal:
                 if self._is_fresh(stamp):
+                    if attempt:  # what the try before stored, late, is there
+                        raise RowsRefused(refusal.reasons, refusal.reasons) from refusal
                     raise
                 self._late()
                 continue

@@ -176,4 +176,4 @@ class CassandraInbox:
         failures = await write_pieces(self._session, pieces, probe=GET_INCARNATION)
         refused |= {indexes[number]: error.message for number, error in failures.items()}
         if refused:
-            raise RowsRefused(refused)
+            raise RowsRefused(refused, [indexes[number] for number, error in failures.items() if error.outcome_unknown])

@@ -13,7 +13,7 @@ import pytest
 from heliograph.delivery.v1 import dead_letter_service_pb2 as pb
 from heliograph.type.v1 import plan_pb2
 from mesh.ids import from_text
-from svc_delivery.ports import AckLevel
+from svc_delivery.ports import AckLevel, RowsRefused
 from svc_delivery.ports_channels import Refused, Retry, Sent
 from tests.support.backends import SqlitePoison
 from tests.support.delivering import store_down
@@ -138,6 +138,19 @@ async def test_an_expired_or_unwanted_row_is_not_written_late(delivery: Retrying
     assert [await delivery.row(number) for number in (1, 2)] == [None, None]
     reasons = [(await delivery.explained(number)).suppress_reason for number in (1, 2)]
     assert reasons == [plan_pb2.SUPPRESS_REASON_EXPIRED, plan_pb2.SUPPRESS_REASON_OPTED_OUT]
+    assert await delivery.waiting() == []
+
+
+async def test_an_unwanted_row_that_may_be_stored_is_written_and_shown_to_nobody(delivery: Retrying) -> None:
+    """What a try without an answer left behind is under a stamp that no cursor finds: so that all devices have it."""
+    delivery.presence.where = {"acme/alice": ("n1",)}
+    delivery.inbox.failure = RowsRefused({0: "no quorum answered in time"}, [0])
+    await delivery.dispatch(envelope_of(1))
+    delivery.inbox.failure = None
+    delivery.prefs.others["alice"] = NOTHING
+    await delivery.after(10.0)
+    assert await delivery.row(1) is not None
+    assert delivery.offers.waiting == 0
     assert await delivery.waiting() == []
 
 

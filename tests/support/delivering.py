@@ -21,6 +21,7 @@ from svc_delivery.ports import (
     MarkWrite,
     NodeAddress,
     RowKey,
+    RowsRefused,
     RowState,
     RowWrite,
     Window,
@@ -135,7 +136,7 @@ class UnsteadyInbox:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self.calls: Counter[str] = Counter()
-        self.failure: Failure | None = None
+        self.failure: Failure | RowsRefused | None = None
         self.read_failure: Failure | None = None
         self.poison: bytes | None = None
         self.gate = asyncio.Event()

@@ -43,8 +43,6 @@ from mesh.errors import Failure, ResourceExhausted, from_description
 _NANOS = 1_000_000_000
 _NEW, _HIDDEN = NotificationState.NOTIFICATION_STATE_NEW, NotificationState.NOTIFICATION_STATE_HIDDEN
 _RECEIVED = MarkKind.MARK_KIND_RECEIVED
-# The window of a checkpoint was read a moment ago: an own mark that became durable since is not in it.
-_MARK_DOUBT_S = 10.0
 # Servers end a session after twenty refused frames; what a session forgot can be marked again after a new hello.
 _UNKNOWN_FRAMES = 5
 # When the server has no room and names no delay.
@@ -179,21 +177,18 @@ def _replayed(session: Session, replayed: Replayed, now: float, wall: float) -> 
     window = resume.copy.window(server_now)
     equal = (len(window), resume.copy.checksum(server_now)) == (replayed.item_count, replayed.checksum)
     actions.append(Tell(CaughtUp(replayed.reload, tuple(window) if replayed.reload else ())))
+    session.link.compare_due = float("inf")
     if equal:
         session.reload_tried = False
-    elif not _doubtful(session, now, server_now):
+    elif session.is_changed_lately(now) or resume.copy.doubtful(server_now):
+        session.compare_later(now)
+    else:
         stats.mismatches += 1
         if not session.reload_tried:
             session.reload_tried = session.link.differs = True
             resume.cursor = ""
             actions.append(Leave("the copy differs from the inbox"))
     return actions
-
-
-def _doubtful(session: Session, now: float, server_now: float) -> bool:
-    """Tells whether the copy may differ for a reason that passes by itself."""
-    recent = now - session.last_change < _MARK_DOUBT_S
-    return recent or session.resume.copy.doubtful(server_now)
 
 
 def _confirmed(session: Session, confirmed: Confirmed, now: float) -> Actions:

@@ -83,12 +83,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         retry_base: bound of the first wait before connecting again; it doubles each time.
         retry_cap: largest bound.
         renew_early: a fresh token is sent so long before the old one ends, or when a fifth of its time is left.
+        doubt: the window of a checkpoint was read a moment ago: an own mark that became durable since is not in it. So
+            long a difference may have such a reason; then, up to twice as late, the copy is compared once more.
     """
 
     welcome_timeout: float = 10.0
     retry_base: float = 0.5
     retry_cap: float = 15.0
     renew_early: float = 60.0
+    doubt: float = 10.0
 
 
 class Link(msgspec.Struct):
@@ -109,11 +112,12 @@ class Link(msgspec.Struct):
         renew_number: the frame of the last fresh token.
         marks_due: marks wait until then, after the server had no room.
         topics_due: changes of topics wait until then, after they could not be stored.
+        compare_due: when the copy is compared once more, after a difference that may have passed by itself.
         unknown_count: frames refused for an id that the session does not know any more.
         refused: the last refusal of a hello.
         away: after a "go away": whether to connect again.
         away_reason: and why it is to go.
-        differs: it is left because the copy differs.
+        differs: it is left because the copy differs, or may.
     """
 
     heard: float = 0.0
@@ -130,6 +134,7 @@ class Link(msgspec.Struct):
     renew_number: int = 0
     marks_due: float = -_NEVER
     topics_due: float = -_NEVER
+    compare_due: float = _NEVER
     unknown_count: int = 0
     refused: Failure | None = None
     away: bool | None = None
@@ -268,6 +273,14 @@ class Session:
 
     # ------------------------------------------------------------ time
 
+    def is_changed_lately(self, now: float) -> bool:
+        """Tells whether a checkpoint may lack an own mark."""
+        return now - self.last_change < self._limits.doubt
+
+    def compare_later(self, now: float) -> None:
+        """Plans a checkpoint for when what made the copy differ may have passed."""
+        self.link.compare_due = now + self._limits.doubt * (1.0 + self.random())
+
     def due(self) -> float:
         """Returns when `tick` has something to do; it may be sooner than needed, never later."""
         link = self.link
@@ -278,7 +291,8 @@ class Session:
         topics_due = link.topics_due if link.welcomed and self.topics.waiting else _NEVER
         if topics_due == -_NEVER:
             topics_due = _NEVER
-        return min(link.heard + silence, link.welcome_due, link.leave_due, link.token_due, marks_due, topics_due)
+        dues = (link.welcome_due, link.leave_due, link.token_due, link.compare_due, marks_due, topics_due)
+        return min(link.heard + silence, *dues)
 
     def tick(self, now: float) -> Actions:
         """Does what is due."""
@@ -289,6 +303,11 @@ class Session:
             return (Leave("nothing was heard for two heartbeats", cut=True),)
         if now >= link.leave_due:
             return (Leave(f"go away: {link.away_reason}"),)
+        if now >= link.compare_due:
+            if not self.is_changed_lately(now):
+                link.compare_due, link.differs = _NEVER, True
+                return (Leave("the copy may differ from the inbox"),)
+            self.compare_later(now)
         if now >= link.marks_due:
             link.marks_due = -_NEVER
         if now >= link.topics_due:

@@ -11,7 +11,7 @@ from heliograph.type.v1.notification_pb2 import MarkKind, NotificationState
 from heliograph_client.inbound import receive
 from heliograph_client.marks import FRAMES_IN_FLIGHT
 from heliograph_client.resume import Resume
-from heliograph_client.session import Action, Leave, Renew, Session, Show, Stop, Tell
+from heliograph_client.session import Action, Leave, Renew, Retry, Session, Show, Stop, Tell
 from heliograph_client.values import MarksRefused, StateChanged
 from mesh.errors import Failure, InvalidArgument, PermissionDenied, ResourceExhausted
 from tests.support.scripted_gateway import (
@@ -53,15 +53,36 @@ class Case:
 
 
 def test_an_own_mark_that_was_stored_during_the_read_is_no_difference() -> None:
-    """The window was read before the mark and checked after its confirmation: that says nothing about the copy."""
+    """The window was read before the mark and checked after its confirmation: that says nothing about the copy.
+
+    So it is compared once more when that may not be the reason any more, and loaded anew when it differs still.
+    """
     case = Case()
     case.say(confirmed(case.mark(1)))
     case.now += 1.0
     old = [(id_of(number), 1, False) for number in (1, 2, 3)]
     assert not any(isinstance(action, Leave) for action in case.say(replayed("c2", old)))
-    case.now += 60.0
+    assert case.session.due() == 16.0
+    case.now = 16.0
+    assert any(isinstance(action, Leave) for action in case.session.tick(case.now))
+    assert case.session.ended(1000, "", case.now) == Retry(0.0, "the copy differs")
+    assert case.session.hello("token", case.now).hello.cursor == "c2"
     assert any(isinstance(action, Leave) for action in case.say(replayed("c3", old)))
     assert case.session.resume.cursor == ""
+
+
+def test_a_copy_is_not_compared_while_marks_go_on() -> None:
+    """Whoever reads through a list does not connect again and again; a checkpoint that agrees ends the doubt."""
+    case = Case()
+    case.say(confirmed(case.mark(1)))
+    case.say(replayed("c2", [(id_of(number), 1, False) for number in (1, 2, 3)]))
+    case.now = 14.0
+    case.say(confirmed(case.mark(2)))
+    case.now = 15.0
+    assert case.session.tick(case.now) == ()
+    assert case.session.due() == 30.0
+    case.say(replayed("c3", [(id_of(1), 1, True), (id_of(2), 1, True), (id_of(3), 1, False)]))
+    assert case.session.due() > 30.0
 
 
 def test_marks_without_room_are_sent_again_after_the_delay() -> None:

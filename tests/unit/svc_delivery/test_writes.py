@@ -125,6 +125,7 @@ async def test_refused_rows_are_named_once_the_others_count(store: InboxStore, t
     with pytest.raises(RowsRefused) as caught:
         await bench.writer.write([make_row(1), poisonous], FollowUpWrite(NOW_US, b"not yet"))
     assert (list(caught.value.reasons), bench.late) == ([1], 1)
+    assert caught.value.unknown == {1}, "what the late answer left behind"
     (found,) = await store.inbox.states([make_key(1)])
     assert found is not None
     assert found.stamp >= NOW_US + round((LIMIT + 1) * 1e6)

@@ -29,7 +29,7 @@ from heliograph.type.v1 import notification_pb2 as heliograph_dot_type_dot_v1_do
 from heliograph.type.v1 import plan_pb2 as heliograph_dot_type_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(heliograph/delivery/v1/lane_record.proto\x12\x16heliograph.delivery.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x30heliograph/delivery/v1/dead_letter_service.proto\x1a!heliograph/type/v1/envelope.proto\x1a%heliograph/type/v1/notification.proto\x1a\x1dheliograph/type/v1/plan.proto\"\xb2\x01\n\nLaneRecord\x12;\n\nfollow_ups\x18\x01 \x01(\x0b\x32%.heliograph.delivery.v1.FollowUpBatchH\x00\x12/\n\x03row\x18\x02 \x01(\x0b\x32 .heliograph.delivery.v1.RetryRowH\x00\x12,\n\x08\x64ue_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x08\n\x06record\"\xac\x01\n\x08RetryRow\x12.\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\x15\n\rrecipient_ids\x18\x02 \x03(\t\x12&\n\x04plan\x18\x03 \x01(\x0b\x32\x18.heliograph.type.v1.Plan\x12\x31\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\x1f.heliograph.delivery.v1.Attempt\"i\n\rFollowUpBatch\x12\'\n\x05plans\x18\x01 \x03(\x0b\x32\x18.heliograph.type.v1.Plan\x12/\n\x05items\x18\x02 \x03(\x0b\x32 .heliograph.delivery.v1.FollowUp\"\xbe\x01\n\x08\x46ollowUp\x12\x15\n\rrecipient_key\x18\x01 \x01(\t\x12\x30\n\x03ref\x18\x02 \x01(\x0b\x32#.heliograph.type.v1.NotificationRef\x12\x12\n\nplan_index\x18\x03 \x01(\x05\x12\x12\n\nstep_index\x18\x04 \x01(\x05\x12\x11\n\ttry_count\x18\x05 \x01(\x05\x12.\n\x08priority\x18\x06 \x01(\x0e\x32\x1c.heliograph.type.v1.Priorityb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(heliograph/delivery/v1/lane_record.proto\x12\x16heliograph.delivery.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x30heliograph/delivery/v1/dead_letter_service.proto\x1a!heliograph/type/v1/envelope.proto\x1a%heliograph/type/v1/notification.proto\x1a\x1dheliograph/type/v1/plan.proto\"\xb2\x01\n\nLaneRecord\x12;\n\nfollow_ups\x18\x01 \x01(\x0b\x32%.heliograph.delivery.v1.FollowUpBatchH\x00\x12/\n\x03row\x18\x02 \x01(\x0b\x32 .heliograph.delivery.v1.RetryRowH\x00\x12,\n\x08\x64ue_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x08\n\x06record\"\xc3\x01\n\x08RetryRow\x12.\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x1c.heliograph.type.v1.Envelope\x12\x15\n\rrecipient_ids\x18\x02 \x03(\t\x12&\n\x04plan\x18\x03 \x01(\x0b\x32\x18.heliograph.type.v1.Plan\x12\x31\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\x1f.heliograph.delivery.v1.Attempt\x12\x15\n\rmay_be_stored\x18\x05 \x01(\x08\"i\n\rFollowUpBatch\x12\'\n\x05plans\x18\x01 \x03(\x0b\x32\x18.heliograph.type.v1.Plan\x12/\n\x05items\x18\x02 \x03(\x0b\x32 .heliograph.delivery.v1.FollowUp\"\xbe\x01\n\x08\x46ollowUp\x12\x15\n\rrecipient_key\x18\x01 \x01(\t\x12\x30\n\x03ref\x18\x02 \x01(\x0b\x32#.heliograph.type.v1.NotificationRef\x12\x12\n\nplan_index\x18\x03 \x01(\x05\x12\x12\n\nstep_index\x18\x04 \x01(\x05\x12\x11\n\ttry_count\x18\x05 \x01(\x05\x12.\n\x08priority\x18\x06 \x01(\x0e\x32\x1c.heliograph.type.v1.Priorityb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,9 +39,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LANERECORD']._serialized_start=257
   _globals['_LANERECORD']._serialized_end=435
   _globals['_RETRYROW']._serialized_start=438
-  _globals['_RETRYROW']._serialized_end=610
-  _globals['_FOLLOWUPBATCH']._serialized_start=612
-  _globals['_FOLLOWUPBATCH']._serialized_end=717
-  _globals['_FOLLOWUP']._serialized_start=720
-  _globals['_FOLLOWUP']._serialized_end=910
+  _globals['_RETRYROW']._serialized_end=633
+  _globals['_FOLLOWUPBATCH']._serialized_start=635
+  _globals['_FOLLOWUPBATCH']._serialized_end=740
+  _globals['_FOLLOWUP']._serialized_start=743
+  _globals['_FOLLOWUP']._serialized_end=933
 # @@protoc_insertion_point(module_scope)

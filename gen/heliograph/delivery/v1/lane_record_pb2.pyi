@@ -71,6 +71,11 @@ class RetryRow(_message.Message):
     RECIPIENT_IDS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    MAY_BE_STORED_FIELD_NUMBER: _builtins.int
+    may_be_stored: _builtins.bool
+    """Nobody knows what became of a try: a device may find the rows in a list. They are written whatever the wishes are then, so that all
+    devices find them, and offered to none that does not want them.
+    """
     @_builtins.property
     def envelope(self) -> _envelope_pb2.Envelope:
         """The event."""
@@ -94,10 +99,11 @@ class RetryRow(_message.Message):
         recipient_ids: _abc.Iterable[_builtins.str] | None = ...,
         plan: _plan_pb2.Plan | None = ...,
         attempts: _abc.Iterable[_dead_letter_service_pb2.Attempt] | None = ...,
+        may_be_stored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "envelope", b"envelope", "plan", b"plan", "recipient_ids", b"recipient_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "envelope", b"envelope", "may_be_stored", b"may_be_stored", "plan", b"plan", "recipient_ids", b"recipient_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,13 +72,18 @@ def rows(*recipients: str) -> list[RowWrite]:
     return [make_row(number, recipient_key=f"acme/{name}") for number, name in enumerate(recipients)]
 
 
-async def write(far: Far, *recipients: str) -> dict[int, str]:
-    """Writes a row each; the refused ones."""
+async def refusal_of(far: Far, *recipients: str) -> RowsRefused:
+    """Writes a row each; what it says of the refused ones."""
     try:
         await CassandraInbox(far, limits=Limits()).write(rows(*recipients), stamp=NOW_US)
     except RowsRefused as refusal:
-        return dict(refusal.reasons)
-    return {}
+        return refusal
+    return RowsRefused({})
+
+
+async def write(far: Far, *recipients: str) -> dict[int, str]:
+    """Writes a row each; the refused ones."""
+    return dict((await refusal_of(far, *recipients)).reasons)
 
 
 async def test_a_partition_that_stays_away_harms_no_other() -> None:
@@ -96,6 +101,15 @@ async def test_a_refused_partition_harms_none_that_shared_a_message_with_it() ->
     far.failing["r2"] = [StatementRefused("denied")]
     assert await write(far, "r1", "r2", "r3") == {1: "denied"}
     assert far.stored == ["r1", "r3"]
+
+
+async def test_a_row_without_an_answer_may_be_stored_and_a_refused_one_is_not() -> None:
+    """Whoever writes them again must know which devices may have seen."""
+    far = Far()
+    far.failing = {"r1": [GONE], "r3": [StatementRefused("denied")]}
+    refusal = await refusal_of(far, "r1", "r2", "r3")
+    assert sorted(refusal.reasons) == [0, 2]
+    assert refusal.unknown == {0}
 
 
 async def test_a_node_that_died_costs_no_row() -> None:
