@@ -81,7 +81,8 @@ async def test_a_slow_reader_is_caught_up_from_the_inbox(apps: Apps, publisher: 
         assert NotificationState.NOTIFICATION_STATE_NEW in {notify.state for notify in slow.notifies}
         assert 0 in {notify.state for notify in slow.notifies}
         assert len(slow.ids) == len(set(slow.ids))
-        shown = window(slow.copy())
+        # Behind the checkpoint may have come more, live: it was read while some were still being published.
+        shown = window(slow.copy(checkpoint=2))
         assert (len(shown), checksum(shown)) == (replayed.item_count, replayed.checksum)
         assert slow.closed is None
 

@@ -243,15 +243,16 @@ class Device:
                 found.append(frame.changed.state)
         return found
 
-    def copy(self, before: dict[str, Seen] | None = None) -> dict[str, Seen]:
+    def copy(self, before: dict[str, Seen] | None = None, *, checkpoint: int | None = None) -> dict[str, Seen]:
         """Returns the copy of the inbox that a client of the contract would hold by now.
 
         Args:
             before: what it held when it connected.
+            checkpoint: what it held when this one came, counted from one.
         """
         kept: dict[str, Seen] = dict(before or {})
         since: set[str] = set()
-        for frame in self.frames:
+        for frame in self.frames if checkpoint is None else self._frames_to(checkpoint):
             if frame.HasField("notify"):
                 note = frame.notify.notification
                 since.add(note.notification_id)
@@ -264,6 +265,10 @@ class Device:
             elif frame.HasField("replayed") and frame.replayed.reload:
                 kept = {id_: seen for id_, seen in kept.items() if id_ in since}
         return kept
+
+    def _frames_to(self, checkpoint: int) -> list[ConnectResponse]:
+        ends = [index for index, frame in enumerate(self.frames) if frame.HasField("replayed")]
+        return self.frames[: ends[checkpoint - 1] + 1]
 
     # ------------------------------------------------------------ waiting
 
