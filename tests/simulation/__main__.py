@@ -1,6 +1,7 @@
 """`python -m tests.simulation`: runs seeds, prints what they came to, and how to replay one that failed.
 
-The same seed is the same run: where hashes are not fixed the program starts itself anew with fixed ones.
+The same seed is the same run: where hashes are not fixed the program starts itself anew with fixed ones. What it prints
+does not depend on how many processes share the work.
 """
 
 from __future__ import annotations
@@ -10,159 +11,74 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tests.faults.checker import report
+from tests.simulation.board import ALL_HOOKS, Board
 from tests.simulation.mutant import Make, Mutant, mutated
 from tests.simulation.mutants import BY_NAME
 from tests.simulation.mutants_of_stores import STORES_BY_NAME
 from tests.simulation.run import Outcome, run
-from tests.simulation.script import HOOKS, LANE_HOOKS, PROCESSES, READING_HOOKS, Script, make
+from tests.simulation.script import Script, make
+from tests.simulation.spread import spread
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Found
 
 _LOG_LINES = 60
-_HOOKS = (*HOOKS, *LANE_HOOKS)
 # A mutant has so many seeds to be noticed.
 _MUTANT_SEEDS = 5
 
 
-class Board(msgspec.Struct):
-    """What seeds came to, added up.
-
-    Attributes:
-        seeds: runs.
-        failed: seeds that are not valid.
-        accepted: events.
-        deliveries: recipients of them.
-        extra: copies too many on wires.
-        faults: that show evidence.
-        idle: faults that show none: they were made, and met nothing.
-        seconds: virtual.
-        hooks: passed at least once.
-        crashed: hooks at which a process died.
-        rows: how many faults of each row of the catalogue have shown evidence.
-        disagreed: reads of two replicas that had different cells.
-        late: requests that arrived though their callers had given them up.
-        slowest: longest time until all was quiet after the last fault, virtual seconds.
-        digests: of each run's history, by its seed.
-    """
-
-    seeds: int = 0
-    failed: list[int] = msgspec.field(default_factory=list)
-    accepted: int = 0
-    deliveries: int = 0
-    extra: int = 0
-    faults: int = 0
-    idle: int = 0
-    seconds: float = 0.0
-    hooks: Counter[str] = msgspec.field(default_factory=Counter)
-    crashed: Counter[str] = msgspec.field(default_factory=Counter)
-    rows: Counter[str] = msgspec.field(default_factory=Counter)
-    disagreed: int = 0
-    late: int = 0
-    slowest: float = 0.0
-    digests: dict[int, str] = msgspec.field(default_factory=dict)
-
-    def add(self, outcome: Outcome) -> None:
-        """Adds a run."""
-        figures = outcome.verdict.figures
-        self.seeds += 1
-        if outcome.verdict.state != "valid" or outcome.broken:
-            self.failed.append(outcome.seed)
-        self.accepted += figures.accepted
-        self.deliveries += figures.deliveries
-        self.extra += figures.extra
-        self.faults += figures.faults
-        self.idle += figures.not_exercised
-        self.seconds += outcome.seconds
-        self.hooks.update({hook: count for hook, count in outcome.visited.items() if _is_of_a_service(hook)})
-        self.crashed.update(outcome.crashed)
-        self.rows.update(outcome.rows)
-        self.disagreed += outcome.disagreed
-        self.late += outcome.late
-        self.slowest = max(self.slowest, outcome.settled or 0.0)
-        self.digests[outcome.seed] = outcome.digest
-
-    def __str__(self) -> str:
-        """Says it in lines for people."""
-        return "\n".join(
-            (
-                f"seeds {self.seeds}, not valid {len(self.failed)}{f': {self.failed}' if self.failed else ''}",
-                f"events accepted {self.accepted}, deliveries {self.deliveries}, copies too many {self.extra}",
-                f"faults with evidence {self.faults}, not exercised {self.idle}",
-                f"rows of the catalogue: {', '.join(f'{row} {count}' for row, count in sorted(self.rows.items()))}",
-                f"weak replicas disagreed {self.disagreed} times, late requests {self.late}",
-                f"hooks {len(_HOOKS)}, passed {len(self.hooks)}, processes died at {len(self.crashed)} of them",
-                f"virtual time {self.seconds / 3600:.1f} h; quiet again at the latest after {self.slowest:.1f} s",
-            )
-        )
-
-    def left_out(self) -> str:
-        """Says which hooks nobody passed, at which nobody died, and which nobody has listed."""
-        never = self.missed
-        undead = [hook for hook in _HOOKS if hook in self.hooks and hook not in self.crashed]
-        parts = (("never passed", never), ("no process died at", undead), ("not listed", self.unlisted))
-        return "\n".join(f"hooks {what} ({len(hooks)}): {', '.join(hooks)}" for what, hooks in parts if hooks)
-
-    @property
-    def missed(self) -> list[str]:
-        """Hooks that nobody passed."""
-        return [hook for hook in _HOOKS if hook not in self.hooks]
-
-    @property
-    def unlisted(self) -> list[str]:
-        """Hooks that were passed and are not in the list."""
-        return sorted(self.hooks.keys() - {*_HOOKS})
-
-
-def _is_of_a_service(hook: str) -> bool:
-    kinds = {name.partition("-sim")[0] + "-sim" if name.startswith("gw-") else name for name in PROCESSES}
-    return hook.partition(" ")[0] in kinds and hook not in READING_HOOKS
-
-
-def run_seeds(seeds: Iterable[int], *, calm: bool, script: Script | None = None) -> Board:
+def run_seeds(seeds: Iterable[int], *, calm: bool, script: Script | None, processes: int) -> Board:
     """Runs seeds, each with its own script or all with one, and tells of each that is not valid."""
     board = Board()
-    for seed in seeds:
-        outcome = run(make(seed, faults=not calm) if script is None else script, seed)
-        board.add(outcome)
-        if outcome.verdict.state != "valid" or outcome.broken:
-            _tell(outcome, calm)
+    for one, told in spread(partial(_run_seed, calm, script), sorted(seeds), processes):
+        board.add(one)
+        if told:
+            print(told, flush=True)
     return board
 
 
-def _tell(outcome: Outcome, calm: bool) -> None:
-    print(f"== seed {outcome.seed}: {outcome.verdict.state}; history {outcome.digest}")
-    print(f"again: python -m tests.simulation{' --calm' if calm else ''} {outcome.seed}")
-    print(report(outcome.verdict))
-    for text in outcome.broken:
-        print(f"broken: {text}")
-    for act in outcome.script.acts:
-        if act.kind != "publish":
-            print(f"  act {act}")
-    print("\n".join(outcome.logs[-_LOG_LINES:]), flush=True)
+def _run_seed(calm: bool, script: Script | None, seed: int) -> tuple[Board, str]:
+    """Returns what a seed came to, and what is to be told of it."""
+    outcome, board = run(make(seed, faults=not calm) if script is None else script, seed), Board()
+    board.count(outcome)
+    return board, "" if outcome.verdict.state == "valid" and not outcome.broken else _told(outcome, calm)
 
 
-def run_mutants(names: Sequence[str]) -> list[str]:
+def _told(outcome: Outcome, calm: bool) -> str:
+    return "\n".join(
+        (
+            f"== seed {outcome.seed}: {outcome.verdict.state}; history {outcome.digest}",
+            f"again: python -m tests.simulation{' --calm' if calm else ''} {outcome.seed}",
+            report(outcome.verdict),
+            *(f"broken: {text}" for text in outcome.broken),
+            *(f"  act {act}" for act in outcome.script.acts if act.kind != "publish"),
+            *outcome.logs[-_LOG_LINES:],
+        )
+    )
+
+
+def run_mutants(names: Sequence[str], processes: int) -> list[str]:
     """Runs mutants; returns what was wrong: one that was not noticed, or a script that is not valid without one."""
     wrong = []
-    for name in names:
-        if name in STORES_BY_NAME:
-            of_store = STORES_BY_NAME[name]
-            told, how = of_store.is_noticed, of_store.test
-        else:
-            told, how = _noticed(BY_NAME[name])
-        if told:
+    for name, (noticed, how) in zip(names, spread(_run_mutant, names, processes), strict=True):
+        if noticed:
             print(f"noticed: {name}: {how}", flush=True)
         else:
             wrong.append(f"{name}: {how}")
     return wrong
+
+
+def _run_mutant(name: str) -> tuple[bool, str]:
+    if name in STORES_BY_NAME:
+        return STORES_BY_NAME[name].is_noticed, STORES_BY_NAME[name].test
+    return _noticed(BY_NAME[name])
 
 
 def _noticed(mutant: Mutant) -> tuple[bool, str]:
@@ -180,20 +96,21 @@ def _noticed(mutant: Mutant) -> tuple[bool, str]:
         with mutated(*broken):
             clean = run(mutant.script, seed)
         if clean.verdict.state != "valid":
-            _tell(clean, calm=False)
             state, other = clean.verdict.state, " and with the other" * bool(broken)
-            return False, f"with seed {seed} its script is {state} without it{other}"
+            return False, f"with seed {seed} its script is {state} without it{other}\n{_told(clean, calm=False)}"
     return True, ", ".join(sorted({violation.invariant for violation in verdict.violations}))
 
 
-def _search(examples: int, mutants: Sequence[str], *, fixed: bool, shrink: bool) -> tuple[Found, bool]:
+def _search(chosen: argparse.Namespace) -> tuple[Found, bool]:
     """Has the machine search, perhaps with rules broken; returns what it found, and whether it must find something."""
     # Imported when it is asked for: Hypothesis is slow to load.
     from tests.simulation.machine import search
 
-    broken = [make for name in mutants for make in (BY_NAME[name].make, BY_NAME[name].beside) if make is not None]
+    made = [BY_NAME[name] for name in chosen.mutants or ()]
+    broken = [make for mutant in made for make in (mutant.make, mutant.beside) if make is not None]
     with mutated(*broken):
-        return search(examples, fixed=fixed, shrink=shrink), bool(broken)
+        found = search(chosen.machine, fixed=chosen.fixed, shrink=not chosen.no_shrink, processes=chosen.processes)
+    return found, bool(broken)
 
 
 def _seeds(texts: Sequence[str]) -> Iterable[int]:
@@ -202,8 +119,7 @@ def _seeds(texts: Sequence[str]) -> Iterable[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs what was asked for; 0 when all of it is as it must be."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("seeds", nargs="*", help="seeds, such as 7 or 0-99")
     parser.add_argument("--calm", action="store_true", help="nothing goes wrong")
@@ -214,30 +130,41 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--script", help="run this script, as JSON, with the seeds")
     parser.add_argument("--broken", metavar="NAME", help="with the rule of a mutant broken, and with its script")
     parser.add_argument("--digests", action="store_true", help="print the digest of each history as JSON")
-    chosen = parser.parse_args(arguments)
+    parser.add_argument("--processes", type=int, metavar="COUNT", default=os.cpu_count() or 1, help="share the work")
+    return parser
+
+
+def _run_chosen_seeds(chosen: argparse.Namespace) -> list[str]:
+    script = None if chosen.script is None else msgspec.json.decode(chosen.script, type=Script)
+    broken = [] if chosen.broken is None else [BY_NAME[chosen.broken].make]
+    if broken and script is None:
+        script = BY_NAME[chosen.broken].script
+    with mutated(*broken):
+        board = run_seeds(_seeds(chosen.seeds), calm=chosen.calm, script=script, processes=chosen.processes)
+    print(json.dumps(board.digests) if chosen.digests else f"{board}\n{board.left_out()}".rstrip())
+    wrong = [f"seed {seed}" for seed in board.failed]
+    wrong += [f"hook {hook}: is in no list of tests.simulation.script" for hook in board.unlisted]
+    # Of as many seeds as there are hooks each is about one; the rarest is passed in every fourth such set at least.
+    if board.seeds >= 4 * len(ALL_HOOKS) and not chosen.calm and script is None:
+        wrong += [f"hook {hook}: nobody passed it" for hook in board.missed]
+    return wrong
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs what was asked for; 0 when all of it is as it must be."""
+    chosen = _parser().parse_args(arguments)
     began = time.monotonic()
     wrong: list[str] = []
     if chosen.machine:
-        found, fails = _search(chosen.machine, chosen.mutants or [], fixed=chosen.fixed, shrink=not chosen.no_shrink)
+        found, fails = _search(chosen)
         print(found)
         wrong = ["the machine found a script that is not valid"] if (found.failed is not None) != fails else []
     elif chosen.mutants is not None:
         names = chosen.mutants or [*BY_NAME, *STORES_BY_NAME]
-        wrong = run_mutants(names)
+        wrong = run_mutants(names, chosen.processes)
         print(f"mutants noticed {len(names) - len(wrong)} of {len(names)}")
     if chosen.seeds:
-        script = None if chosen.script is None else msgspec.json.decode(chosen.script, type=Script)
-        broken = [] if chosen.broken is None else [BY_NAME[chosen.broken].make]
-        if broken and script is None:
-            script = BY_NAME[chosen.broken].script
-        with mutated(*broken):
-            board = run_seeds(_seeds(chosen.seeds), calm=chosen.calm, script=script)
-        print(json.dumps(board.digests) if chosen.digests else f"{board}\n{board.left_out()}".rstrip())
-        wrong += [f"seed {seed}" for seed in board.failed]
-        wrong += [f"hook {hook}: is in no list of tests.simulation.script" for hook in board.unlisted]
-        # Of as many seeds as there are hooks each is about one; the rarest is passed in every fourth such set at least.
-        if board.seeds >= 4 * len(_HOOKS) and not chosen.calm and script is None:
-            wrong += [f"hook {hook}: nobody passed it" for hook in board.missed]
+        wrong += _run_chosen_seeds(chosen)
     print(f"took {time.monotonic() - began:.1f} s", file=sys.stderr)
     for line in wrong:
         print(f"FAILED {line}", file=sys.stderr)

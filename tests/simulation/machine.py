@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import secrets
 from collections.abc import Callable
 
 import msgspec
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as chosen_by
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -35,9 +37,12 @@ from tests.simulation.script import (
     Script,
     Store,
 )
+from tests.simulation.spread import spread
 
 _STEPS = 25
 _SHORTENING = 100
+# So many scripts are one piece of a search, whoever makes it.
+_PART = 25
 _LEAST_LENGTH_S = 5.0
 _RECIPIENTS = 3
 _SUBSCRIBERS = (0, 1)
@@ -261,14 +266,31 @@ def is_wrong(outcome: Outcome) -> bool:
     return outcome.verdict.state == "invalid" or bool(outcome.broken)
 
 
-def search(examples: int, *, fixed: bool, shrink: bool) -> Found:
+def search(examples: int, *, fixed: bool, shrink: bool, processes: int) -> Found:
     """Runs scripts until one is not valid, and shrinks that one.
 
     Args:
         examples: so many at most.
         fixed: the same examples each time.
         shrink: look for a shorter script that fails.
+        processes: so many share the search.
     """
+    first = 0 if fixed else secrets.randbits(32)
+    starts = range(0, examples, _PART)
+    parts = [(min(_PART, examples - start), first + number) for number, start in enumerate(starts)]
+    found = Found()
+    for part in spread(_search, parts, processes):
+        found = Found(found.runs + part.runs, part.failed, part.steps)
+        if found.failed is not None:
+            break
+    if found.failed is not None and shrink:
+        found.failed = shorten(found.failed, _SHORTENING)
+    return found
+
+
+def _search(part: tuple[int, int]) -> Found:
+    """Runs so many scripts, which the second number chooses, until one is not valid."""
+    examples, choice = part
     found = Found()
 
     def judge(script: Script, seed: int) -> None:
@@ -278,6 +300,7 @@ def search(examples: int, *, fixed: bool, shrink: bool) -> Found:
             found.failed = outcome
             raise AssertionError(f"{outcome.verdict.state} {outcome.broken}")
 
+    @chosen_by(choice)
     class Machine(ScriptMachine):
         pass
 
@@ -288,7 +311,6 @@ def search(examples: int, *, fixed: bool, shrink: bool) -> Found:
         stateful_step_count=_STEPS,
         deadline=None,
         database=None,
-        derandomize=fixed,
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
@@ -297,6 +319,4 @@ def search(examples: int, *, fixed: bool, shrink: bool) -> Found:
             run_state_machine_as_test(Machine, settings=chosen)
         except AssertionError as error:
             found.steps = "\n".join(getattr(error, "__notes__", ())) or told.getvalue()
-    if found.failed is not None and shrink:
-        found.failed = shorten(found.failed, _SHORTENING)
     return found

@@ -17,10 +17,13 @@ _EXAMPLES = 40
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.faults
 def test_scripts_of_the_rule_machine_are_valid() -> None:
     """Publishes, connects, cuts, crashes at any hook, troubles, healing: in any order, with any pauses."""
     examples = os.environ.get("HELIOGRAPH_SCRIPTS", "")
     told = simulate("--machine", examples) if examples else simulate("--machine", str(_EXAMPLES), "--fixed")
+    # For the scoreboard.
+    print(f"\n{told}")
     assert told.endswith("not valid 0\n")
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from tests.faults.board import Simulated, scoreboard
 from tests.faults.judging import FaultResult, RunResult
-from tests.simulation.__main__ import Board
+from tests.simulation.board import Board
 
 _VALID = RunResult(
     test="test_a.py::test_b",
@@ -78,6 +78,18 @@ def test_a_run_that_is_not_valid_shows() -> None:
     assert _line(board, "gaps after a replay") == "2 of 9 sessions"
     assert _line(board, "unread numbers that agree") == "8 of 12"
     assert _line(board, "parts that failed") == "rig"
+
+
+def test_boards_of_parts_add_up() -> None:
+    """Numbers and counts are sums, the slowest of all stays, and every seed keeps its name and its digest."""
+    board = Board(seeds=2, failed=[3], seconds=7.0, slowest=4.0, digests={3: "a", 4: "b"})
+    board.hooks.update(["x", "y"])
+    more = Board(seeds=1, failed=[5], seconds=2.0, slowest=1.0, digests={5: "c"})
+    more.hooks.update(["y"])
+    board.add(more)
+    assert (board.seeds, board.failed, board.seconds, board.slowest) == (3, [3, 5], 9.0, 4.0)
+    assert board.hooks == {"x": 1, "y": 2}
+    assert board.digests == {3: "a", 4: "b", 5: "c"}
 
 
 def test_what_the_simulation_prints_is_understood() -> None:
