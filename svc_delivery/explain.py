@@ -78,16 +78,18 @@ class Explainer:
             Unavailable: the store does not answer.
         """
         key = _key_of(request)
-        (row,) = await self._inbox.states([key])
-        (cells,) = await self._cells.cells([key])
-        decisions = await self._inbox.decisions(request.tenant_id, key.notification_id)
+        # In the direction in which a delivery moves on, so that one which is written meanwhile is met where it goes.
         due = await self._follow_ups.containing(request.event_id.encode(), _RECORDS)
+        buried = await self._dead_letters.about(key.recipient_key, key.notification_id)
+        decisions = await self._inbox.decisions(request.tenant_id, key.notification_id)
+        (cells,) = await self._cells.cells([key])
+        (row,) = await self._inbox.states([key])
         known = Known(
             row=row,
             cells=cells,
             decisions=[one for one in decisions if request.recipient_id in one.recipient_ids],
             waiting=_waiting_for(key, request.recipient_id, due),
-            letters=await self._dead_letters.about(key.recipient_key, key.notification_id),
+            letters=buried,
         )
         if known.is_nothing:
             raise unknown(request.event_id, key.recipient_key)

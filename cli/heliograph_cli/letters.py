@@ -113,8 +113,10 @@ async def explain(reach: Reach, event_id: str, tenant_id: str, recipient_id: str
         typer.echo(f"in the inbox, {_short(notification_pb2.NotificationState.Name(answer.state))}")
     elif answer.suppress_reason:
         typer.echo(f"not delivered: {_short(plan_pb2.SuppressReason.Name(answer.suppress_reason))}")
+    elif any(step.decision == "dead letter" for step in answer.steps):
+        typer.echo("not in the inbox: given up")
     else:
-        typer.echo("not in the inbox")
+        typer.echo("not in the inbox yet: it is being worked on")
     rows = [
         (texts.clock_time(step.step_time) if step.HasField("step_time") else "-", step.decision, step.detail)
         for step in answer.steps

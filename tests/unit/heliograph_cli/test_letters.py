@@ -21,6 +21,7 @@ from svc_delivery import letters as rules
 from svc_delivery.ports import FollowUpRecord
 from svc_delivery.ports_channels import Refused
 from svc_delivery.redrive import Redriver, Refusal
+from tests.support.backends import SqlitePoison
 from tests.support.retrying import FIRST, Retrying, envelope_of, id_of, plan_of, retrying, serving_operators
 
 ALL = Filter("", 0)
@@ -157,6 +158,22 @@ async def test_an_explanation_is_a_table(site: Site, capsys: pytest.CaptureFixtu
     assert any("dead letter" in line and "tries_exhausted" in line for line in lines)
     with pytest.raises(NotFound):
         await letters.explain(site.reach, id_of(5), "acme", "alice", as_json=False)
+
+
+async def test_an_explanation_says_whether_what_is_not_there_is_still_to_come(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the retry lane has it, it is being worked on; after the last try it is given up."""
+    SqlitePoison(tmp_path / "inbox.db").refuse()
+    await site.delivery.dispatch(envelope_of(1, category="poison"))
+    for seconds, first in (
+        (10.0, "not in the inbox yet: it is being worked on"),
+        (60.0, "not in the inbox yet: it is being worked on"),
+        (600.0, "not in the inbox: given up"),
+    ):
+        await site.delivery.after(seconds)
+        await letters.explain(site.reach, id_of(1), "acme", "alice", as_json=False)
+        assert first in capsys.readouterr().out.splitlines()
 
 
 async def test_a_letter_without_its_bytes_says_so_everywhere(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
