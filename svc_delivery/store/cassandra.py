@@ -60,7 +60,6 @@ class CassandraInbox:
         self._lifetime = Lifetime(limits.keep_days)
         self._windows = Windows(session, limits=limits)
         self._epoch = ""
-        self._written = 0
 
     @property
     def epoch(self) -> str:
@@ -98,10 +97,7 @@ class CassandraInbox:
         if decisions:
             keep_seconds = self._limits.decision_days * _DAY_SECONDS
             await put_decisions(self._session, decisions, keep_seconds=keep_seconds)
-        every = self._limits.trim_every
-        first = every - 1 - self._written % every
-        self._written += len(rows)
-        for row in rows[first::every]:
+        for row in self._limits.looking(rows):
             # The rows are stored; whoever comes next trims what was not.
             with contextlib.suppress(StoreUnavailable):
                 await self._windows.trim(partition_of(row.recipient_key), is_high(row.notification_id), stamp)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
@@ -50,6 +51,9 @@ _STATE: Final = "id, revision, stamp, mark_stamp, ack, read, hidden, expire_us"
 _SELECT_STATE: Final = f"select {_STATE} from inbox where recipient = ? and high = ? and id = ?"
 _SELECT_CLASS: Final = f"select {_STATE} from inbox where recipient = ? and high = ? order by id desc"
 _SELECT_NTH: Final = "select id from inbox where recipient = ? and high = ? order by id desc limit 1 offset ?"
+_SELECT_NTH_OLDEST: Final = (
+    "select id from inbox where recipient = ? and high = ? and id < ? order by id limit 1 offset ?"
+)
 _SELECT_NTH_VISIBLE: Final = """
 select id from inbox where recipient = ? and high = ? and revision > 0 and hidden = 0 and expire_us > ?
 order by id desc limit 1 offset ?"""
@@ -69,6 +73,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
         window: rows of each class that a window shows.
         trim_at: a class with more rows is trimmed.
         trim_to: so many rows a trimmed class has left, or more where a window needs them.
+        trim_step: so many rows one look removes at most, where others wait for it.
         trim_every: one row written in so many looks whether its class wants trimming.
         keep_days: days a row is kept after its last change.
         decision_days: days a decision record is kept.
@@ -78,10 +83,19 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     window: int = 100
     trim_at: int = 200
     trim_to: int = 150
+    trim_step: int = 1_000
     trim_every: int = 100
     keep_days: int = 90
     decision_days: int = 30
     letter_days: int = 30
+
+    def looking(self, rows: Sequence[RowWrite]) -> list[RowWrite]:
+        """Returns those of a write's rows that look whether their class wants trimming.
+
+        What they are decides, not their place: the same people may stand at the same places of every write.
+        """
+        every = self.trim_every
+        return [row for row in rows if crc32(row.recipient_key.encode(), crc32(row.notification_id)) % every == 0]
 
 
 class SqliteInbox:
@@ -94,7 +108,6 @@ class SqliteInbox:
         self._epoch = ""
         # No inbox was trimmed above this id, so younger rows need no look at their own inbox's floor.
         self._floor = b""
-        self._written = 0
         self._swept = 0
 
     @property
@@ -115,10 +128,7 @@ class SqliteInbox:
         decisions: Sequence[DecisionWrite] = (),
     ) -> None:
         """See `Inbox`."""
-        every = self._limits.trim_every
-        first = every - 1 - self._written % every
-        self._written += len(rows)
-        crowded = [(row.recipient_key, row.notification_id[-1] & 1) for row in rows[first::every]]
+        looking = [(row.recipient_key, row.notification_id[-1] & 1) for row in self._limits.looking(rows)]
         values = [_row_values(row, stamp, self._keep_us) for row in rows]
 
         def put(connection: sqlite3.Connection, values: list[_RowValues]) -> None:
@@ -131,7 +141,7 @@ class SqliteInbox:
             if follow_up is not None:
                 append_follow_up(connection, follow_up)
             insert_decisions(connection, decisions)
-            for key, high in crowded:
+            for key, high in looking:
                 self._trim(connection, key, high, stamp)
 
         try:
@@ -206,6 +216,9 @@ class SqliteInbox:
             return
         kept = connection.execute(_SELECT_NTH, (key, high, limits.trim_to - 1)).fetchone()
         floor: bytes = min(kept[0], visible[0])
+        beyond = connection.execute(_SELECT_NTH_OLDEST, (key, high, floor, limits.trim_step)).fetchone()
+        if beyond is not None:  # the next look goes on
+            floor = beyond[0]
         connection.execute("delete from inbox where recipient = ? and high = ? and id < ?", (key, high, floor))
         column = "high_floor" if high else "rest_floor"
         connection.execute(f"update recipient set {column} = max({column}, ?) where key = ?", (floor, key))

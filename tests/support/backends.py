@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 import pytest
 
 from mesh.clock import ManualClock
-from svc_delivery.store import InboxStore
+from svc_delivery.store import InboxStore, Limits
 from svc_delivery.store import open_store as open_inbox
 from svc_ingest.ports import RequestLog
 from svc_prefs.ports import LogLimits
@@ -176,8 +176,8 @@ class InboxOpener(Protocol):
         """Where it is; known once it was open."""
         ...
 
-    def __call__(self) -> AbstractAsyncContextManager[InboxStore]:
-        """Opens it."""
+    def __call__(self, limits: Limits | None = None) -> AbstractAsyncContextManager[InboxStore]:
+        """Opens it, with other limits than the defaults if some are given."""
         ...
 
 
@@ -318,9 +318,9 @@ class SqliteInboxOpener:
         self._data_dir = data_dir
 
     @asynccontextmanager
-    async def __call__(self) -> AsyncIterator[InboxStore]:
+    async def __call__(self, limits: Limits | None = None) -> AsyncIterator[InboxStore]:
         """Opens it; one at a time."""
-        store = open_inbox(self.url, self._data_dir)
+        store = open_inbox(self.url, self._data_dir, limits=limits)
         await store.open()
         try:
             yield store

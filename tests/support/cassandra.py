@@ -83,8 +83,8 @@ def _is_left_over(name: str) -> bool:
 class CassandraStore:
     """What `InboxStore` is for a file: the ports of delivery on one session."""
 
-    def __init__(self, session: Session, beside: InboxStore) -> None:
-        self.rows_only = CassandraInbox(session, limits=Limits())
+    def __init__(self, session: Session, beside: InboxStore, limits: Limits | None = None) -> None:
+        self.rows_only = CassandraInbox(session, limits=limits or Limits())
         self._beside = beside
         self.inbox: Inbox = _WithFollowUps(self.rows_only, beside.inbox)
         self.follow_ups: FollowUps = beside.follow_ups
@@ -138,11 +138,11 @@ class _WithFollowUps:
 
 
 @asynccontextmanager
-async def opened(url: EngineUrl, data_dir: Path) -> AsyncIterator[CassandraStore]:
+async def opened(url: EngineUrl, data_dir: Path, limits: Limits | None = None) -> AsyncIterator[CassandraStore]:
     """Opens the store of a keyspace, with a file for the follow-ups."""
     session = await open_session(url)
     try:
-        store = CassandraStore(session, open_store("sqlite:///follow_ups.db", data_dir))
+        store = CassandraStore(session, open_store("sqlite:///follow_ups.db", data_dir), limits)
         await store.open()
         try:
             yield store
@@ -166,13 +166,13 @@ class CassandraOpener:
         return keyspace_url(self._name, client=self._client).text
 
     @asynccontextmanager
-    async def __call__(self) -> AsyncIterator[CassandraStore]:
+    async def __call__(self, limits: Limits | None = None) -> AsyncIterator[CassandraStore]:
         """Opens the store; two that are open at once are two keyspaces."""
         if not self._name:
             self._name = await _free_keyspace()
         _taken[self._name] = self
         try:
-            async with opened(keyspace_url(self._name, client=self._client), self._data_dir) as store:
+            async with opened(keyspace_url(self._name, client=self._client), self._data_dir, limits) as store:
                 yield store
         finally:
             del _taken[self._name]

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from svc_delivery.store import open_store
+from svc_delivery.store import Limits, open_store
 from tests.simulation.replicas import Ring, RingSession
 from tests.support.cassandra import CassandraStore
 
@@ -29,10 +29,10 @@ class ReplicasOpener:
         self._data_dir = data_dir
 
     @asynccontextmanager
-    async def __call__(self) -> AsyncIterator[CassandraStore]:
+    async def __call__(self, limits: Limits | None = None) -> AsyncIterator[CassandraStore]:
         """Opens it."""
         session = RingSession(self.ring)
-        store = CassandraStore(session, open_store("sqlite:///follow_ups.db", self._data_dir))
+        store = CassandraStore(session, open_store("sqlite:///follow_ups.db", self._data_dir), limits)
         await store.open()
         try:
             yield store

@@ -44,6 +44,17 @@ async def decisions(cluster: Cluster, tenant: str, event_id: bytes) -> list[Cell
     return await _inbox(cluster, statement, event_id, tenant)
 
 
+async def row_count(cluster: Cluster, tenant: str, recipient: str) -> int:
+    """Returns how many rows a recipient's inbox has, shown or not."""
+    if not cluster.on_engines:
+        return _number(
+            _query(cluster, "inbox.db", "select count(*) from inbox where recipient = ?", f"{tenant}/{recipient}")
+        )
+    return _number(
+        await _inbox(cluster, "select count(*) from inbox where tenant = ? and recipient = ?", tenant, recipient)
+    )
+
+
 async def everything(cluster: Cluster) -> list[bytes]:
     """Returns all that ingest and delivery have stored of events, row for row."""
     inboxes = await _inbox(cluster, "select * from inbox")
