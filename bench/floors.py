@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import e2e, overload, push, push_topic, scale, sessions
+from bench import e2e, overload, push, push_frozen, push_topic, scale, sessions
 from bench.e2e import Load
 from bench.installation import Installation
 from bench.measures import Spread, machine, table
@@ -148,18 +148,23 @@ def of_pushes() -> list[Row]:
     """Pushes per core, one event to many, frozen readers."""
     single, to_all, acked = push.measure_pushes(2_000, 15)
     many = push.measure_audience(_CONNECTED, 2)
-    frozen = push.measure_frozen(1_000, 0.05, 2_000.0, 3.0, 3)
     note = f"{single.micros} µs, to all {to_all.micros}, acked {acked.micros}, a bare loop {single.bare_micros}"
     seconds = many.seconds if many.frames == _CONNECTED else _INFINITE
     reached = f"{many.frames:,} of {_CONNECTED:,} reached; no publish, no row"
-    usual, beside = frozen.healthy.p99, frozen.beside.p99
     return [
         Row("pushes of a core and second", "", 40_000, 100_000, round(single.a_second), True, note),
         to_topic(push_topic.measure(_CONNECTED, 2)),
         Row("the gateways' part of it", "s", _TO_CONNECTED, _TO_CONNECTED / 5, seconds, False, reached),
         to_topic(push_topic.measure(_EDGE_SESSIONS, 2, direct=False)),
-        Row("p99 beside 5 % frozen readers", "×", 2.0, 1.1, round(frozen.ratio, 2), False, f"{usual} → {beside} ms"),
+        *(beside_frozen(push_frozen.measure(1_000, 0.05, 1_000.0, 4.0, 3, direct=direct)) for direct in (True, False)),
     ]
+
+
+def beside_frozen(frozen: push_frozen.Frozen) -> Row:
+    """Returns the row of readers that do not read."""
+    what = f"p99 beside 5 % frozen readers, {_shape(frozen.direct)}"
+    note = f"{frozen.healthy.p99} → {frozen.beside.p99} ms; {frozen.behind} times a socket was full, of {frozen.stuck}"
+    return Row(what, "×", 2.0, 1.1, round(frozen.ratio, 2), False, note)
 
 
 def to_topic(topic: push_topic.Topic) -> Row:

@@ -64,6 +64,7 @@ class Order(msgspec.Struct, frozen=True):
         phases: (seconds, rate) one after the other, instead of `seconds` and `rate`.
         timeout: seconds a call may take.
         topics: topics to publish to, in turn, instead of recipients.
+        padding: characters of three bytes behind the time in the body: nobody who reads them may be measured.
     """
 
     target: str
@@ -82,6 +83,7 @@ class Order(msgspec.Struct, frozen=True):
     phases: list[tuple[float, float]] = []
     timeout: float = _TIMEOUT
     topics: list[str] = []
+    padding: int = 0
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -170,7 +172,9 @@ class Publishers:
     async def _send(self, intended: int) -> None:
         order = self._order
         categories = [next(self._categories) for _ in range(order.batch)]
-        requests = [self._writer.request(category, self._audience(), intended) for category in categories]
+        requests = [
+            self._writer.request(category, self._audience(), intended, padding=order.padding) for category in categories
+        ]
         try:
             if order.batch == 1:
                 await self._publish(requests[0], timeout=order.timeout, metadata=order.metadata)
@@ -210,15 +214,16 @@ class RequestWriter:
         self._content = content.SerializeToString()
         self._random = random.Random()
 
-    def request(self, category: str, audience: Iterable[bytes], intended: int) -> bytes:
+    def request(self, category: str, audience: Iterable[bytes], intended: int, *, padding: int = 0) -> bytes:
         """Returns a serialised `PublishRequest`.
 
         Args:
             category: of the event.
             audience: fields of `Audience`.
             intended: goes into the body.
+            padding: characters of three bytes behind it.
         """
-        body = str(intended).encode()
+        body = (str(intended) + "☂" * padding).encode()
         event = (
             wire_field(_CATEGORY, category.encode())
             + wire_field(_AUDIENCE, b"".join(audience))

@@ -1,10 +1,10 @@
-"""What a push costs: `python -m bench.push`. One notification to one session each, one to all, some readers frozen.
+"""What a push costs: `python -m bench.push`. One notification to one session each, one to all.
 
 The benchmark plays delivery on links of its own, so the CPU of a gateway node is that of pushes alone; it is divided by
 the frames that its sessions got. Beside it a bare loop that writes the same frames to as many sockets, in turn.
 
-Only "topic" is the whole way: an event is published to a topic, and everybody who follows it has a session
-(`bench/push_topic.py`).
+"topic" and "frozen" are the whole way: an event is published to a topic, and everybody who follows it has a session
+(`bench/push_topic.py`); events are published to sessions some of which do not read (`bench/push_frozen.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,14 @@ from pathlib import Path
 
 import msgspec
 
-from bench import listeners, peers, push_topic
+from bench import listeners, peers, push_frozen, push_topic
 from bench.crowd import PACE, Crowd, live_order
 from bench.installation import Installation
-from bench.measures import Spread, cpu_seconds, machine, quiet, spread, table
+from bench.measures import cpu_seconds, machine, quiet, table
 from bench.pushing import LARGEST_BATCH, Pusher, Writer, pushing
 from mesh.channel import Channels
 
 _FRAME = 400
-_LARGEST_FRAME = 16_000
-# Large frames for one frozen reader: the system's own buffers take a few megabytes of them.
-_STUFFING_LIMIT = 1_000
-_TICK = 0.01
 
 
 class Push(msgspec.Struct, frozen=True):
@@ -60,33 +56,12 @@ class Push(msgspec.Struct, frozen=True):
         return 1_000_000 / self.micros if self.micros else 0.0
 
 
-class Frozen(msgspec.Struct, frozen=True):
-    """What healthy sessions see while others do not read.
-
-    Attributes:
-        healthy: their receipts without frozen ones.
-        beside: their receipts beside frozen ones.
-        share: of the sessions, frozen.
-        behind: pushes that were refused because a socket was full.
-    """
-
-    healthy: Spread
-    beside: Spread
-    share: float
-    behind: int
-
-    @property
-    def ratio(self) -> float:
-        """p99 beside frozen readers to p99 without."""
-        return self.beside.p99 / self.healthy.p99 if self.healthy.p99 else 0.0
-
-
 class Figures(msgspec.Struct, frozen=True):
     """Everything that was measured."""
 
     pushes: list[Push]
     topic: push_topic.Topic | None
-    frozen: Frozen | None
+    frozen: push_frozen.Frozen | None
 
 
 class Nodes:
@@ -124,7 +99,7 @@ async def _linked(installation: Installation, keys: Sequence[Sequence[str]]) -> 
 
 @contextlib.contextmanager
 def _crowds(
-    installation: Installation, prefix: str, counts: Sequence[int], *, acks: bool, frozen: int = 0
+    installation: Installation, prefix: str, counts: Sequence[int], *, acks: bool
 ) -> Iterator[tuple[list[Crowd], list[list[str]]]]:
     """Connects so many sessions to each node; yields their processes and their recipient keys."""
     with contextlib.ExitStack() as stack:
@@ -132,7 +107,7 @@ def _crowds(
         for index, count in enumerate(counts):
             recipients = [f"{prefix}{index}-{number:05d}" for number in range(count)]
             order = live_order(installation, recipients, node=index, processes=len(counts))
-            order = msgspec.structs.replace(order, frozen=frozen, acks=acks)
+            order = msgspec.structs.replace(order, acks=acks)
             crowds.append(stack.enter_context(Crowd(order)))
             keys.append([f"acme/{recipient}" for recipient in recipients])
         for crowd in crowds:
@@ -244,54 +219,6 @@ def measure_audience(sessions: int, nodes: int) -> Push:
     return Push(f"one to {sessions:,}", len(receipts), round(cpu / sessions * 1e6, 2), 0.0, round(last, 3), refused)
 
 
-# ---------------------------------------------------------------- frozen readers
-
-
-def measure_frozen(sessions: int, share: float, rate: float, seconds: float, rounds: int) -> Frozen:
-    """Pushes at a steady rate to sessions, with and without frozen ones beside them, in turn."""
-    seen: dict[bool, list[Spread]] = {False: [], True: []}
-    behind = 0
-    with Installation(direct=True, gateways=1) as installation:
-        for number in range(2 * rounds):
-            frozen = number % 2 == 1
-            with contextlib.ExitStack() as stack:
-                (healthy,), (keys,) = stack.enter_context(_crowds(installation, f"h{number}", [sessions], acks=True))
-                stuck: list[str] = []
-                if frozen:
-                    count = max(1, round(sessions * share))
-                    _, (stuck,) = stack.enter_context(
-                        _crowds(installation, f"z{number}", [count], acks=True, frozen=count)
-                    )
-                behind += asyncio.run(_paced(installation, keys, stuck, rate, seconds))
-                seen[frozen].append(spread(healthy.end().receipts))
-    usual, beside = (sorted(seen[frozen], key=lambda one: one.p99)[rounds // 2] for frozen in (False, True))
-    return Frozen(healthy=usual, beside=beside, share=share, behind=behind)
-
-
-async def _paced(installation: Installation, keys: list[str], stuck: list[str], rate: float, seconds: float) -> int:
-    """Pushes by intended time; returns how many pushes were refused because a socket was full."""
-    everybody = [*keys, *stuck]
-    async with _linked(installation, [everybody]) as nodes:
-        (pusher,) = nodes.pushers
-        # Only what fills a socket makes its session one that is behind.
-        stuffing = Writer(_LARGEST_FRAME)
-        for _ in range(_STUFFING_LIMIT if stuck else 0):
-            if pusher.behind >= len(stuck):
-                break
-            await pusher.push([stuffing.delivery([key], 0) for key in stuck])
-            await pusher.done()
-        writer, began, position = Writer(_FRAME), time.monotonic(), 0
-        size = max(1, round(rate * _TICK))
-        for number in range(round(seconds / _TICK)):
-            due = began + number * _TICK
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            chosen = [everybody[(position + index) % len(everybody)] for index in range(size)]
-            position += size
-            await pusher.push([writer.delivery([key], round(due * 1e6)) for key in chosen])
-        await nodes.settle()
-        return pusher.behind
-
-
 # ---------------------------------------------------------------- the command
 
 
@@ -315,9 +242,7 @@ def show(figures: Figures) -> str:
         tables.append(push_topic.show(figures.topic))
     if figures.frozen is not None:
         frozen = figures.frozen
-        row = (f"{frozen.share:.0%}", frozen.healthy.p50, frozen.healthy.p99, frozen.beside.p50, frozen.beside.p99)
-        columns = ("frozen readers", "p50 ms without", "p99", "p50 beside", "p99", "ratio of p99", "refused as behind")
-        tables.append(table(columns, [(*row, f"{frozen.ratio:.2f}", f"{frozen.behind:,}")]))
+        tables.append(push_frozen.show(frozen))
     return "\n\n".join(tables)
 
 
@@ -327,10 +252,10 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=5_000, help="for the costs")
     parser.add_argument("--rounds", type=int, default=10, help="notifications to each of them; below 50")
     parser.add_argument("--audience", type=int, default=20_000, help="connected recipients of one event")
-    parser.add_argument("--shape", choices=("direct", "mesh"), default="direct", help="of the topic's installation")
+    parser.add_argument("--shape", choices=("direct", "mesh"), default="direct", help="of topic and frozen")
     parser.add_argument("--nodes", type=int, default=2, help="that they are on")
     parser.add_argument("--frozen", type=float, default=0.05, help="share of the readers")
-    parser.add_argument("--rate", type=float, default=2_000.0, help="pushes a second beside frozen readers")
+    parser.add_argument("--rate", type=float, default=1_000.0, help="notifications a second beside frozen readers")
     parser.add_argument("--seconds", type=float, default=5.0, help="of them")
     parser.add_argument("--only", choices=("cost", "audience", "topic", "frozen"))
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -344,7 +269,10 @@ def main() -> None:
     if chosen.only in (None, "topic"):
         topic = push_topic.measure(chosen.audience, chosen.nodes, direct=chosen.shape == "direct")
     wanted = chosen.only in (None, "frozen")
-    frozen = measure_frozen(1_000, chosen.frozen, chosen.rate, chosen.seconds, 3) if wanted else None
+    direct = chosen.shape == "direct"
+    frozen = (
+        push_frozen.measure(1_000, chosen.frozen, chosen.rate, chosen.seconds, 3, direct=direct) if wanted else None
+    )
     figures = Figures(pushes=pushes, topic=topic, frozen=frozen)
     print(show(figures))
     print("\n" + "  ".join(f"{key} {value}" for key, value in machine().items()))
