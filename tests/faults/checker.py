@@ -16,7 +16,8 @@ import msgspec
 from tests.faults import history
 from tests.faults.history import Log
 from tests.faults.index import Index
-from tests.faults.invariants import INVARIANTS, NOT_JUDGED, Limits, Violation, copies
+from tests.faults.invariants import INVARIANTS, NOT_JUDGED, copies
+from tests.faults.limits import Limits, Violation
 
 # Timelines longer than this tell nobody anything.
 _MOST_LINES = 60

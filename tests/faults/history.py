@@ -281,8 +281,11 @@ class Letter(_Event, frozen=True, tag="dead-letter"):
         notification_id: which; empty where it could not be read.
         reason: why.
         size: of the original bytes.
-        source: where the record was.
+        source: where the record was, or whose delivery it is.
+        channel: a number: the step that was given up; 0: the row, or a record.
         redriven: it was sent again by hand.
+        redrive: when that was first tried; None: nobody knows.
+        left: it is there when all is quiet.
     """
 
     tenant: str
@@ -291,7 +294,39 @@ class Letter(_Event, frozen=True, tag="dead-letter"):
     reason: str
     size: int
     source: str
+    channel: int = 0
     redriven: bool = False
+    redrive: float | None = None
+    left: bool = True
+
+    @property
+    def delivery(self) -> tuple[str, str, str]:
+        """Whose, and of what."""
+        return self.tenant, self.recipient, self.notification_id
+
+
+class ChannelOpened(_Event, frozen=True, tag="channel"):
+    """Everybody's wishes have one more channel behind live."""
+
+
+class ChannelCall(_Event, frozen=True, tag="channel-call"):
+    """The channel behind live was called.
+
+    Attributes:
+        tenant: whose.
+        recipient: whose.
+        notification_id: which.
+        attempt_id: the attempt's name; the same one has it again.
+        collapse_id: what all attempts of a step share.
+        outcome: "taken": the channel has it, whoever heard of that; "refused"; "later".
+    """
+
+    tenant: str
+    recipient: str
+    notification_id: str
+    attempt_id: str
+    collapse_id: str
+    outcome: str
 
 
 class Poisoned(_Event, frozen=True, tag="poisoned"):
@@ -354,6 +389,8 @@ Event: TypeAlias = (
     | Unread
     | Terminal
     | Letter
+    | ChannelOpened
+    | ChannelCall
     | Poisoned
     | Position
     | Registry

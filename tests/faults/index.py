@@ -16,6 +16,8 @@ from tests.faults.history import Device, Line
 
 Outcome = Literal["ok", "info", "fail"]
 Owner = tuple[str, str]
+# Tenant, recipient, id of the notification.
+Delivery = tuple[str, str, str]
 
 
 class Attempt(msgspec.Struct):
@@ -108,6 +110,8 @@ class Index:
         self.terminals: dict[tuple[str, str, str], history.Terminal] = {}
         self.letters: list[history.Letter] = []
         self.poisoned: list[history.Poisoned] = []
+        self.has_channel = False
+        self.calls: dict[Delivery, list[history.ChannelCall]] = defaultdict(list)
         self.positions: list[history.Position] = []
         self.registries: list[history.Registry] = []
         self.settled: list[history.Settled] = []
@@ -178,12 +182,18 @@ class Index:
         | history.Unread
         | history.Terminal
         | history.Letter
+        | history.ChannelOpened
+        | history.ChannelCall
         | history.Poisoned
         | history.Position
         | history.Registry
         | history.Settled,
     ) -> None:
         match event:
+            case history.ChannelOpened():
+                self.has_channel = True
+            case history.ChannelCall():
+                self.calls[event.tenant, event.recipient, event.notification_id].append(event)
             case history.Row():
                 self.rows[event.tenant, event.recipient].append(event)
             case history.Unread():

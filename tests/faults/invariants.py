@@ -10,11 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, pairwise
 
-import msgspec
-
-from tests.faults import history, recovery
+from tests.faults import aside, history, recovery
 from tests.faults.history import Device
 from tests.faults.index import Content, Index, Session, overlapping
+from tests.faults.limits import Limits, Violation
+from tests.faults.wanted import due, muted
 
 NOT_JUDGED = ("I16", "I18")
 
@@ -22,67 +22,6 @@ NOT_JUDGED = ("I16", "I18")
 TERMINAL_STATES = frozenset({"acked", "inboxed", "trimmed", "expired", "suppressed", "dead", "withdrawn"})
 _WITH_REASON = frozenset({"suppressed", "dead"})
 _SHOWN_STATES = frozenset({"acked", "inboxed"})
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """The numbers that the promises speak of, in seconds unless said otherwise.
-
-    Attributes:
-        skew: S, the largest difference between two clocks.
-        clock: how far a process's clock is from the history's at most; nothing on one machine.
-        write: W, within which a store answers.
-        wish: so late a stored wish counts.
-        travel: so long what is sent takes to a device at most, when nothing is wrong with its way.
-        held: so long what is on its way to a device may stay there after a fault of that way.
-        receive: so long after the last fault a connected device may lack something.
-        crash: so long after a process died a device may lack what that delayed, whatever dies meanwhile.
-        window: rows that an inbox shows of each class, a number.
-        high: the least priority of the class that is kept apart, a number.
-    """
-
-    skew: float = 1.0
-    clock: float = 0.0
-    write: float = 5.0
-    wish: float = 2.0
-    travel: float = 0.3
-    held: float = 30.0
-    receive: float = 30.0
-    crash: float = 30.0
-    window: int = 100
-    high: int = 3
-
-
-class Violation(msgspec.Struct, frozen=True):
-    """One broken promise: which, what is wrong in one line, and the names that its timeline goes by."""
-
-    invariant: str
-    text: str
-    names: tuple[str, ...] = ()
-
-
-def _due(index: Index, content: Content, limits: Limits) -> Iterator[tuple[str, bool]]:
-    """Yields each recipient of a content, and whether it surely is to get it (else both are right)."""
-    first = content.first
-    last = content.accept if content.accept is not None else index.end
-    for recipient in first.recipients:
-        muted, open_ = _muted(index, (first.tenant, recipient), first.category, first.at, last, limits)
-        if not muted:
-            yield recipient, not open_
-
-
-def _muted(
-    index: Index, owner: tuple[str, str], category: str, begin: float, end: float, limits: Limits
-) -> tuple[bool, bool]:
-    """Says whether a category is surely muted between two times, and whether that cannot be known."""
-    muted, open_ = False, False
-    for wish in index.wishes.get(owner, ()):
-        if wish.invoke.category != category:
-            continue
-        if wish.ok is not None and wish.ok + limits.wish < begin:
-            muted, open_ = wish.invoke.muted, False
-        elif wish.invoke.at <= end + limits.wish:
-            open_ = True
-    return muted and not open_, open_
 
 
 def no_loss(index: Index, limits: Limits) -> Iterator[Violation]:
@@ -93,7 +32,7 @@ def no_loss(index: Index, limits: Limits) -> Iterator[Violation]:
             continue
         tenant = content.first.tenant
         for notification_id in content.ids:
-            for recipient, surely in _due(index, content, limits):
+            for recipient, surely in due(index, content, limits):
                 terminal = index.terminals.get((tenant, recipient, notification_id))
                 names = (content.nonce, notification_id)
                 about = f"{notification_id} for {tenant}/{recipient}"
@@ -112,6 +51,7 @@ def no_loss(index: Index, limits: Limits) -> Iterator[Violation]:
                 elif terminal.state == "trimmed" and not _was_trimmed(index, content, recipient, limits):
                     yield Violation("I1", f"{about} is trimmed, though the list has room", names)
     yield from _not_received(index, limits)
+    yield from aside.not_sent(index, limits)
     yield from _late_after_a_crash(index, limits)
 
 
@@ -315,6 +255,7 @@ def duplicates(index: Index, _: Limits) -> Iterator[Violation]:
             if number > 1:
                 text = f"{notification_id} revision {revision} was shown {number} times on {device.name}"
                 yield Violation("I7", text, (notification_id,))
+    yield from aside.sent_twice(index)
 
 
 def copies(index: Index) -> Mapping[tuple[Device, str, int], list[history.Received]]:
@@ -372,8 +313,8 @@ def consent(index: Index, limits: Limits) -> Iterator[Violation]:
             continue
         first, last = content.first, content.attempts[-1].invoke
         owner = device.tenant, device.recipient
-        muted, _open = _muted(index, owner, first.category, first.at, max(last.at, one.at), limits)
-        if muted:
+        off, _open = muted(index, owner, first.category, first.at, max(last.at, one.at), limits)
+        if off:
             text = f"{one.notification_id} came to {device.name}, who had muted {first.category!r}"
             yield Violation("I10", text, (one.nonce, one.notification_id))
 
@@ -448,29 +389,6 @@ def liveness(index: Index, _: Limits) -> Iterator[Violation]:
             yield Violation("I14", f"coming to rest {took}; the limit is {one.limit:.1f} s")
 
 
-def dead_letters(index: Index, _: Limits) -> Iterator[Violation]:
-    """I15: a dead letter says why, and has what it is about; it is delivered only after it was sent again by hand.
-
-    A record that nobody can read is one, not nothing.
-    """
-    aside = sum(not letter.tenant for letter in index.letters)
-    if aside < len(index.poisoned):
-        yield Violation("I15", f"{len(index.poisoned)} records could not be read, {aside} were put aside")
-    came = {(device.tenant, device.recipient, one.notification_id): one.at for device, _session, one in index.received}
-    for letter in index.letters:
-        names = (letter.notification_id,) if letter.notification_id else ()
-        lacks = [
-            name
-            for name, there in (("reason", letter.reason), ("bytes", letter.size), ("source", letter.source))
-            if not there
-        ]
-        if lacks:
-            yield Violation("I15", f"a dead letter has no {', '.join(lacks)}: {letter}", names)
-        at = came.get((letter.tenant, letter.recipient, letter.notification_id))
-        if at is not None and at > letter.at and not letter.redriven:
-            yield Violation("I15", f"{letter.notification_id} was given up and delivered", names)
-
-
 def presence(index: Index, _: Limits) -> Iterator[Violation]:
     """I17: when all is quiet presence knows the sockets there are."""
     for one in index.registries:
@@ -495,6 +413,6 @@ INVARIANTS: Mapping[str, Callable[[Index, Limits], Iterator[Violation]]] = {
     "I12": idempotency,
     "I13": positions,
     "I14": liveness,
-    "I15": dead_letters,
+    "I15": aside.dead_letters,
     "I17": presence,
 }

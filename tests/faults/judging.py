@@ -20,7 +20,7 @@ from tests.faults import history, recovery
 from tests.faults.checker import Plan, Verdict, check, report
 from tests.faults.footprint import grown, holdings
 from tests.faults.index import Index
-from tests.faults.invariants import Violation
+from tests.faults.limits import Violation
 from tests.faults.rig import SETTLE_LIMIT_S, Habits, Run, opened
 from tests.faults.unseen import unseen
 from tests.support.cluster import Cluster

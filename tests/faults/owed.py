@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from tests.faults.actors import Producer, Screen
-from tests.faults.invariants import Limits
+from tests.faults.limits import Limits
 from tests.faults.load import MUTED
 
 _LIMITS = Limits()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import grpc.aio
+import msgspec
 
 from heliograph.delivery.v1 import (
     dead_letter_service_pb2,
@@ -22,7 +23,7 @@ from heliograph.delivery.v1 import (
 )
 from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
 from heliograph.presence.v1 import presence_service_pb2, presence_service_pb2_grpc
-from heliograph.type.v1.notification_pb2 import NotificationState
+from heliograph.type.v1.notification_pb2 import Channel, NotificationState
 from heliograph.type.v1.plan_pb2 import SuppressReason
 from heliograph_cli.connection import Actor
 from mesh.channel import Channels
@@ -109,9 +110,29 @@ async def read_aside(calls: Calls, *, recorder: Recorder, clock: Callable[[], fl
 
 
 async def read_letters(
-    calls: Calls, recipients: Iterable[str], *, tenant: str, recorder: Recorder, clock: Callable[[], float]
-) -> None:
-    """Writes down the dead letters of these recipients, and those of nobody."""
+    calls: Calls,
+    recipients: Iterable[str],
+    *,
+    tenant: str,
+    recorder: Recorder,
+    clock: Callable[[], float],
+    wall: Callable[[], float] = time.time,
+    redriven: Callable[[str], float | None] = lambda _id: None,
+    left: bool = True,
+) -> list[str]:
+    """Writes down the dead letters of these recipients, and those of nobody; returns their ids.
+
+    Args:
+        calls: the way in.
+        recipients: whose letters.
+        tenant: whose they all are.
+        recorder: where it is written down.
+        clock: of the history.
+        wall: what the clocks say by which letters are buried.
+        redriven: when a letter was sent again by hand; None: never.
+        left: nothing goes on any more.
+    """
+    found: list[str] = []
     own = {join_key(tenant, recipient): recipient for recipient in recipients}
     token = ""
     while True:
@@ -124,15 +145,18 @@ async def read_letters(
         for letter in answer.dead_letters:
             if not letter.recipient_key or letter.recipient_key in own:
                 recipient = own.get(letter.recipient_key, "")
-                recorder.add(await _read_letter(calls, letter.dead_letter_id, tenant, recipient, clock))
+                age = max(0.0, wall() - letter.bury_time.ToNanoseconds() / 1e9)
+                said = await _read_letter(calls, letter.dead_letter_id, tenant, recipient, clock() - age)
+                redrive = redriven(letter.dead_letter_id)
+                recorder.add(msgspec.structs.replace(said, redriven=redrive is not None, redrive=redrive, left=left))
+                found.append(letter.dead_letter_id)
         token = answer.next_page_token
         if not token:
-            return
+            return found
 
 
-async def _read_letter(
-    calls: Calls, letter_id: str, tenant: str, recipient: str, clock: Callable[[], float]
-) -> history.Letter:
+async def _read_letter(calls: Calls, letter_id: str, tenant: str, recipient: str, at: float) -> history.Letter:
+    """Returns a letter that was buried at a time: what comes after that must not come."""
     answer: dead_letter_service_pb2.GetDeadLetterResponse = await calls.call(
         "delivery",
         lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).GetDeadLetter,
@@ -140,15 +164,17 @@ async def _read_letter(
         OPERATOR,
     )
     letter = answer.dead_letter
+    is_row = letter.channel in (Channel.CHANNEL_UNSPECIFIED, Channel.CHANNEL_INBOX)
     return history.Letter(
-        # When it was buried, by the clock of the history: what comes after that must not come.
-        at=clock() - max(0.0, time.time() - letter.bury_time.ToNanoseconds() / 1e9),
+        at=at,
         tenant=tenant if recipient else "",
         recipient=recipient,
         notification_id=letter.envelope.notification_id,
         reason=dead_letter_service_pb2.DeadLetterReason.Name(letter.reason),
         size=len(letter.original) or letter.left_out.size_bytes,
-        source=letter.lane_position,
+        # What has a name needs no place: its record was made for the letter.
+        source=letter.lane_position or letter.recipient_key,
+        channel=0 if is_row else int(letter.channel),
     )
 
 

@@ -22,7 +22,7 @@ from tests.faults import history, reading
 from tests.faults.actors import LateAcks, NotedSubscriber, Producer, Screen, now, watching
 from tests.faults.counters import count_of
 from tests.faults.history import Device, Recorder
-from tests.faults.invariants import Limits
+from tests.faults.limits import Limits
 from tests.faults.load import MUTED, Load
 from tests.faults.nemesis import Nemesis
 from tests.faults.owed import Owed

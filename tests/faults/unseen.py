@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from tests.faults.index import Content, Index
-from tests.faults.invariants import Limits
+from tests.faults.limits import Limits
 
 
 def unseen(index: Index, limits: Limits | None = None) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ _MAY_SLEEP = {
     "tests/faults/actors.py",
     "tests/faults/nemesis.py",
     "tests/simulation/calls.py",
+    "tests/simulation/channel.py",
     "tests/simulation/nemesis.py",
     "tests/simulation/people.py",
     "tests/simulation/run.py",

@@ -7,9 +7,9 @@ from collections import Counter
 import msgspec
 
 from tests.simulation.run import Outcome
-from tests.simulation.script import HOOKS, LANE_HOOKS, PROCESSES, READING_HOOKS
+from tests.simulation.script import ASIDE_HOOKS, HOOKS, LANE_HOOKS, PROCESSES, READING_HOOKS
 
-ALL_HOOKS = (*HOOKS, *LANE_HOOKS)
+ALL_HOOKS = (*HOOKS, *LANE_HOOKS, *ASIDE_HOOKS)
 
 
 class Board(msgspec.Struct):

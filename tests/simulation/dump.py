@@ -73,12 +73,8 @@ class Dump:
             sliced = {position: self._of_slice(value) for position, value in _records(self._data, name)}
             planned = there.union(*sliced.values())
             events = {position: self._of_event(position, value) for position, value in _records(self._data, lane)}
-            for one, records, durable in ((lane, events, planned), (name, sliced, there)):
-                aside = parked.get(one, set())
-                open_ = (place for place, wanted in records.items() if place not in aside and not wanted <= durable)
-                mark = committed.get(one, 0)
-                lag = sum(place > mark for place in records)
-                yield Mark(one, mark, min(open_, default=None), lag)
+            yield _mark(lane, events, planned, committed.get(lane, 0), parked.get(lane, set()))
+            yield _mark(name, sliced, there, committed.get(name, 0), parked.get(name, set()))
 
     def _positions(self) -> tuple[dict[str, int], dict[str, set[int]]]:
         with _reading(self._data / "positions.db") as file:
@@ -92,6 +88,7 @@ class Dump:
         with _reading(self._data / "inbox.db") as file:
             rows = file.execute("select recipient, id from inbox where revision > 0").fetchall()
             decided = file.execute("select tenant, event_id, recipients from decisions").fetchall()
+            rows += file.execute("select recipient, notification_id from dead_letters where recipient > ''").fetchall()
         found = {_delivery(split_key(key), id_) for key, id_ in rows}
         return found | {(tenant, name, id_) for tenant, id_, names in decided for name in names.split("\n")}
 
@@ -124,6 +121,21 @@ class Dump:
         return {(envelope.tenant_id, name, from_text(envelope.notification_id)) for name in names}
 
 
+def _mark(
+    lane: str, records: Mapping[int, set[Delivery]], durable: set[Delivery], committed: int, parked: set[int]
+) -> Mark:
+    """Of records of the same delivery one is enough, which is put aside or finished on its own.
+
+    What was put aside and is sent again comes as a later one, and of two copies of a slice the second is passed over.
+    """
+    first, done = None, durable.union(*(records.get(place, set()) for place in parked))
+    for place, wanted in sorted(records.items(), reverse=True):
+        if place not in parked and not wanted <= done:
+            first = place
+        done |= wanted
+    return Mark(lane, committed, first, sum(place > committed for place in records))
+
+
 def _delivery(owner: tuple[str, ...], id_: bytes) -> Delivery:
     tenant, recipient = owner
     return tenant, recipient, id_
@@ -135,6 +147,10 @@ def _on_replicas(ring: Ring) -> set[Delivery]:
     for (tenant, recipient), (_, id_), cells in ring.held("inbox"):
         if cells.get("revision") is not None:
             found.add((tenant, recipient, id_))
+    for _, _, cells in ring.held("dead_by_id"):
+        # What was taken over by an earlier one of the same letter has no cells.
+        if cells.get("recipient"):
+            found.add(_delivery(split_key(cells["recipient"]), cells["notification_id"]))
     for (tenant, event_id), _, cells in ring.held("decisions"):
         found.update((tenant, name, event_id) for name in cells["recipients"].split("\n"))
     return found

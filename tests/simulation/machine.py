@@ -20,12 +20,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.faults.checker import report
 from tests.simulation.run import Outcome, run
 from tests.simulation.script import (
+    ASIDE_HOOKS,
     FORGETFUL,
     HOOKS,
     LANE_HOOKS,
     LINKS,
     NODES,
     PROCESSES,
+    REFUSING,
     REPLICAS,
     RETRY_STORES,
     STORE_TROUBLES,
@@ -69,6 +71,7 @@ class ScriptMachine(RuleBasedStateMachine):
         self.replica = REPLICAS[0]
         self.late = False
         self.large = False
+        self.channel = False
         self._numbers = 0
 
     @initialize(
@@ -77,10 +80,12 @@ class ScriptMachine(RuleBasedStateMachine):
         replica=st.sampled_from(REPLICAS),
         late=st.booleans(),
         large=st.booleans(),
+        channel=st.booleans(),
     )
-    def begin(self, seed: int, store: Store, replica: str, late: bool, large: bool) -> None:
-        """Chooses what the whole run has: scheduling, store, the weak replica, what requests do, who is many."""
+    def begin(self, seed: int, store: Store, replica: str, late: bool, large: bool, channel: bool) -> None:
+        """Chooses what the whole run has: scheduling, store, the weak replica, late requests, slices, a channel."""
         self.seed, self.store, self.replica, self.late, self.large = seed, store, replica, late, large
+        self.channel = channel
         self.publish(set(range(_RECIPIENTS)), 1, 1, 0.0)
 
     @rule(
@@ -132,7 +137,7 @@ class ScriptMachine(RuleBasedStateMachine):
         """A process dies."""
         self._add("crash", target=process)
 
-    @rule(hook=st.sampled_from((*HOOKS, *LANE_HOOKS)), count=st.integers(1, 3))
+    @rule(hook=st.sampled_from((*HOOKS, *LANE_HOOKS, *ASIDE_HOOKS)), count=st.integers(1, 3))
     def crash_at(self, hook: str, count: int) -> None:
         """A process dies when it passes a hook."""
         self._add("crash at", target=hook, count=count)
@@ -153,6 +158,24 @@ class ScriptMachine(RuleBasedStateMachine):
     def weaken(self, how: How, seconds: float, delay: float, share: float) -> None:
         """The weak replica does something wrong."""
         self._add("trouble", target=self.replica, how=how, seconds=seconds, delay=delay, share=share)
+
+    @precondition(lambda self: self.channel)
+    @rule(what=st.sampled_from(REFUSING), seconds=_lasting, share=_shares)
+    def refuse(self, what: str, seconds: float, share: float) -> None:
+        """The channel, the store or a delivery that breaks leaves something for an operator."""
+        self._add("trouble", target=what, how="refused", seconds=seconds, share=share)
+
+    @precondition(lambda self: self.channel)
+    @rule(how=st.sampled_from(STORE_TROUBLES), seconds=_lasting, delay=_delays, share=_shares)
+    def trouble_channel(self, how: How, seconds: float, delay: float, share: float) -> None:
+        """The channel does not do what it should."""
+        self._add("trouble", target="channel", how=how, seconds=seconds, delay=delay, share=share)
+
+    @precondition(lambda self: self.channel)
+    @rule()
+    def redrive(self) -> None:
+        """An operator tries again what was given up or put aside."""
+        self._add("redrive")
 
     @rule()
     def flush(self) -> None:
@@ -203,6 +226,7 @@ class ScriptMachine(RuleBasedStateMachine):
             subscribers=_SUBSCRIBERS,
             round=60.0 if lost else 600.0,
             large=1 if self.large else 10_000,
+            channel=self.channel,
         )
 
     def _add(self, kind: str, **fields: object) -> None:

@@ -40,6 +40,7 @@ import svc_gateway.worker
 import svc_ingest.core
 from mesh.ids import join_key
 from tests.simulation.mutant import CALM, Mutant, Replace, away, crash, cuts, events, script
+from tests.simulation.mutants_aside import MUTANTS as ASIDE
 from tests.simulation.mutants_of_time import MUTANTS as OF_TIME
 from tests.simulation.mutants_of_time import no_follow_up
 from tests.simulation.script import NODES, Act
@@ -191,6 +192,7 @@ _FORGOTTEN = msgspec.structs.replace(
 
 MUTANTS: Sequence[Mutant] = (
     *OF_TIME,
+    *ASIDE,
     Mutant("rounds assert nothing", _rounds_assert_nothing, _FORGOTTEN),
     Mutant("OK before the lane has it", _ok_before_append, script(events(), *crash("ingest", 3.0, 6.0, 9.0))),
     Mutant(

@@ -207,6 +207,8 @@ def _row_of(act: Act) -> str:
     """Returns the row of what a store does."""
     refused = act.how == "refused"
     match act.target:
+        case "channel" | "rows" | "events":
+            return f"{act.target} {act.how}"
         case "requests.db":
             return "F-10"
         case "positions.db":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from heliograph.delivery.v1 import dead_letter_service_pb2, dead_letter_service_pb2_grpc
 from heliograph.fanout.v1 import fanout_service_pb2, fanout_service_pb2_grpc
 from heliograph.presence.v1 import presence_service_pb2, presence_service_pb2_grpc
 from mesh.ids import join_key
@@ -17,9 +18,11 @@ from tests.faults.history import Recorder
 from tests.simulation.network import Channel
 from tests.simulation.people import TENANT, Calls
 from tests.simulation.wiring import Cluster
+from tests.simulation.world import WALL_BASE_S
 
 _HOST = "reader"
 _LIMIT_S = 10.0
+_RECORDS_A_CALL = 50
 
 
 class Reader:
@@ -29,6 +32,8 @@ class Reader:
         self._cluster = cluster
         self._world = cluster.world
         self._recorder = recorder
+        # When a letter was first sent again.
+        self._redriven: dict[str, float] = {}
 
     async def on_its_machine(self, coroutine: Coroutine[Any, Any, object]) -> object:
         """Runs work where the reader is: no fault of a service's machine ends it."""
@@ -61,6 +66,61 @@ class Reader:
         await self.on_its_machine(self._read_registry(recipients, screens))
         for screen in screens:
             screen.finish()
+        await self.on_its_machine(self._letters(recipients))
+
+    async def redrive(self, recipients: Sequence[str]) -> int:
+        """Sends everything that was given up or put aside on its way again; returns how much of it goes.
+
+        Raises:
+            Failure: somebody does not answer; what went is gone from the lists.
+        """
+        return int(str(await self.on_its_machine(self._redrive(recipients))))
+
+    async def _redrive(self, recipients: Sequence[str]) -> int:
+        calls, now = Calls(self._cluster), self._world.loop.time()
+        parked = await calls.call(
+            "fanout",
+            lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).ListParked,
+            fanout_service_pb2.ListParkedRequest(page_size=500),
+            reading.OPERATOR,
+        )
+        went = 0
+        ids = [one.parked_id for one in parked.records]
+        for start in range(0, len(ids), _RECORDS_A_CALL):
+            answer = await calls.call(
+                "fanout",
+                lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).RedriveParked,
+                fanout_service_pb2.RedriveParkedRequest(parked_ids=ids[start : start + _RECORDS_A_CALL]),
+                reading.OPERATOR,
+            )
+            went += answer.redriven_count
+        # What was put aside may be about the same deliveries.
+        letter_ids = await self._letters(recipients, redrive=now)
+        for letter_id in letter_ids:
+            self._redriven.setdefault(letter_id, now)
+        if letter_ids:
+            done = await calls.call(
+                "delivery",
+                lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).RedriveDeadLetters,
+                dead_letter_service_pb2.RedriveDeadLettersRequest(dead_letter_ids=letter_ids),
+                reading.OPERATOR,
+            )
+            went += done.redriven_count
+        return went
+
+    async def _letters(self, recipients: Sequence[str], *, redrive: float | None = None) -> list[str]:
+        """Writes letters down, those that are about to be sent again or those that are left."""
+        clock = self._world.loop.time
+        return await reading.read_letters(
+            Calls(self._cluster),
+            recipients,
+            tenant=TENANT,
+            recorder=self._recorder,
+            clock=clock,
+            wall=lambda: WALL_BASE_S + clock(),
+            redriven=lambda letter_id: self._redriven.get(letter_id, redrive),
+            left=redrive is None,
+        )
 
     async def _lanes(self) -> Sequence[fanout_service_pb2.LaneLag]:
         async def ask() -> fanout_service_pb2.GetLagResponse:

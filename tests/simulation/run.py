@@ -26,8 +26,9 @@ from tests.faults import history
 from tests.faults.actors import Producer, Screen
 from tests.faults.checker import Plan, Verdict, check
 from tests.faults.history import Recorder
-from tests.faults.invariants import Limits
+from tests.faults.limits import Limits
 from tests.simulation import people
+from tests.simulation.channel import Provider
 from tests.simulation.dump import Dump
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.nemesis import Nemesis
@@ -38,6 +39,7 @@ from tests.simulation.wiring import LOGS, NODES, SERVICES, Cluster
 from tests.simulation.world import WALL_BASE_S, Host, World
 
 _SETTLE_LIMIT_S = 200.0
+_REDRIVE_PAUSE_S = 3.0
 # A session's first round comes after half an interval to one and a half, further ones after a fifth less or more.
 _LATEST_ROUND = 1.5
 # What can be muted; the other category always goes out.
@@ -105,11 +107,13 @@ class _Run:
         skews = {name: self._world.random.uniform(-script.skew, script.skew) for name in SERVICES}
         # The clock that delivery's may be S/2 away from, and so two deliveries S from each other.
         skews["presence"] = 0.0
-        self._cluster = Cluster(self._world, folder, skews, script)
-        self._subscribers = [f"r{number}" for number in script.subscribers]
-        self._secret = self._world.random.randbytes(16)
         self._screens: list[Screen] = []
         self._recorders: list[Recorder] = []
+        self._provider = Provider(self._world, self._recorder("channel")) if script.channel else None
+        self._cluster = Cluster(self._world, folder, skews, script, self._provider)
+        self._recipients = [f"r{number}" for number in range(script.recipients)]
+        self._subscribers = [f"r{number}" for number in script.subscribers]
+        self._secret = self._world.random.randbytes(16)
         self._system = self._recorder("system")
         rounds = script.round * _LATEST_ROUND + 5.0
         self._nemesis = Nemesis(self._world, self._cluster, folder, self._recorder("nemesis"), rounds)
@@ -129,10 +133,14 @@ class _Run:
         self._work: set[asyncio.Task[object]] = set()
         # What everybody it is for must see: event id → recipients.
         self._due: dict[str, Sequence[str]] = {}
+        # Recipient and event.
+        self._marked: set[tuple[str, str]] = set()
         # When the last event that has an end is over.
         self._expired = 0.0
 
     async def run(self) -> Outcome:
+        if self._provider is not None:
+            self._system.add(history.ChannelOpened(at=self._loop.time()))
         for host in [self._cluster.start(name) for name in SERVICES]:
             await self._cluster.serving(host)
         self._cluster.network.late = self._script.late
@@ -154,8 +162,7 @@ class _Run:
             for node in NODES:
                 self._cluster.network.reset(_name_of(screen), node)
         await asyncio.sleep(self._limits.receive + 1.0)
-        recipients = [f"r{number}" for number in range(self._script.recipients)]
-        await self._reader.read_everything(recipients, producer.accepted, self._screens)
+        await self._reader.read_everything(self._recipients, producer.accepted, self._screens)
         self._note_positions()
         for recorder in self._recorders:
             recorder.close()
@@ -253,6 +260,8 @@ class _Run:
                 self._read_one(act.number)
             case "away":
                 await self._away(act)
+            case "redrive":
+                await self._redrive()
             case _:
                 await self._nemesis.make(act)
 
@@ -323,6 +332,14 @@ class _Run:
             # Marks that the SDK has no room for are the application's to repeat; here they are left out.
             with contextlib.suppress(Exception):
                 screen.mark_read(ids[number % len(ids)])
+                self._marked.add((screen.device.recipient, ids[number % len(ids)]))
+
+    async def _redrive(self) -> int | None:
+        """An operator tries again what was given up or put aside; returns how much goes, None when nobody can say."""
+        try:
+            return await self._reader.redrive(self._recipients)
+        except Failure:
+            return None
 
     def _died(self, then: Callable[[Host], None]) -> Callable[[Host], None]:
         def died(host: Host) -> None:
@@ -352,9 +369,11 @@ class _Run:
     # ------------------------------------------------------------ the end
 
     async def _settle(self, producer: Producer, began: float) -> float | None:
-        end = began + _SETTLE_LIMIT_S
+        end, looked, left = began + _SETTLE_LIMIT_S, 0.0, self._provider is not None
         while self._loop.time() < end:
-            if not self._work and not producer.open and await self._is_quiet(producer):
+            if self._provider is not None and self._loop.time() >= looked + _REDRIVE_PAUSE_S:
+                looked, left = self._loop.time(), await self._redrive() != 0
+            if not left and not self._work and not producer.open and await self._is_quiet(producer):
                 took = self._loop.time() - began
                 self._system.add(history.Settled(at=self._loop.time(), seconds=took, limit=_SETTLE_LIMIT_S))
                 return took
@@ -368,7 +387,19 @@ class _Run:
                 return False
             if any(screen.device.recipient in to and id_ not in screen.shown for id_, to in self._due.items()):
                 return False
+        if self._provider is not None and not self._provider.taken >= self._to_be_sent(producer) - self._marked:
+            return False
         return await self._reader.lag() == 0
+
+    def _to_be_sent(self, producer: Producer) -> set[tuple[str, str]]:
+        """Returns recipient and event of all that the channel behind live must have, unless it was marked as read."""
+        mutable = any(act.kind == "mute" for act in self._script.acts)
+        return {
+            (recipient, id_)
+            for id_, recipients in producer.accepted.items()
+            if producer.sent[id_].expire is None and not (mutable and producer.sent[id_].category == _MUTED)
+            for recipient in recipients
+        }
 
     async def _end(self) -> None:
         self._ended = True

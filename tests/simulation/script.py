@@ -9,9 +9,21 @@ from typing import Literal
 import msgspec
 
 Kind = Literal[
-    "publish", "read", "crash", "crash at", "cut", "reset", "trouble", "flush", "forget", "mute", "poison", "away"
+    "publish",
+    "read",
+    "crash",
+    "crash at",
+    "cut",
+    "reset",
+    "trouble",
+    "flush",
+    "forget",
+    "mute",
+    "poison",
+    "away",
+    "redrive",
 ]
-How = Literal["slow", "stalled", "lost", "refused", "late", "lagging", "deaf", "down", "forgets"]
+How = Literal["slow", "stalled", "lost", "refused", "late", "busy", "lagging", "deaf", "down", "forgets"]
 Store = Literal["file", "replicas"]
 
 TOPIC = "topic"
@@ -38,6 +50,10 @@ REPLICAS = ("replica-0", "replica-1", "replica-2")
 # What may lose its last writes and not know it. Rows never are: what is promised rests on them.
 FORGETFUL = ("requests.db", "presence")
 STORE_TROUBLES: tuple[How, ...] = ("slow", "stalled", "lost", "refused", "late")
+# What is wrong with the channel behind live, with a store that will not have some rows, with a delivery that breaks at
+# events: each leaves something for an operator.
+CHANNEL_TROUBLES: tuple[How, ...] = (*STORE_TROUBLES, "busy")
+REFUSING = ("channel", "rows", "events")
 # What can be wrong with one replica. "forgets" is a crash that costs it its last changes.
 WEAKNESSES: tuple[How, ...] = ("lagging", "deaf", "down", "forgets")
 
@@ -83,9 +99,21 @@ READING_HOOKS = (
     "fanout answer ListParked",
     "delivery answer Explain",
     "delivery answer ListInbox",
+    "delivery answer ListDeadLetters",
+    "delivery answer GetDeadLetter",
 )
 # Where follow-ups are on lanes.
 LANE_HOOKS = _around("delivery", "retry-10s.db", "retry-1m.db", "retry-10m.db", "retry-positions.db")
+
+
+# Where a step of a channel or an operator's redrive has its effects.
+ASIDE_HOOKS = (
+    *_around("delivery", "channel note", "channel send"),
+    *_around("delivery", "redrive forget", "redrive append", "redrive write", "redrive remove"),
+    "delivery answer RedriveDeadLetters",
+    *_around("fanout", "redrive plan", "redrive append", "redrive unpark"),
+    "fanout answer RedriveParked",
+)
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -134,6 +162,7 @@ class Script(msgspec.Struct, frozen=True):
         subscribers: numbers of the people who have the topic.
         round: seconds between two slow rounds of a session.
         large: an audience of more recipients is planned into slices; below 10 each is one recipient's.
+        channel: everybody has one more channel behind live, and an operator redrives what is put aside in the end.
     """
 
     acts: Sequence[Act]
@@ -145,6 +174,7 @@ class Script(msgspec.Struct, frozen=True):
     subscribers: tuple[int, ...] = ()
     round: float = 600.0
     large: int = 10_000
+    channel: bool = False
 
     @property
     def is_calm(self) -> bool:
@@ -155,7 +185,48 @@ class Script(msgspec.Struct, frozen=True):
 
 
 def make(seed: int, *, faults: bool = True) -> Script:
-    """Makes the script of a seed: some tens of events, and up to six faults among them."""
+    """Makes the script of a seed: some tens of events, and up to six faults among them.
+
+    Of four seeds of a hook one has a channel behind live, and an operator; the hook of that one is of those.
+    """
+    base = _make(seed, faults=faults)
+    rounds, place = divmod(seed, len(HOOKS) + len(LANE_HOOKS))
+    return _with_channel(base, seed, ASIDE_HOOKS[place % len(ASIDE_HOOKS)], faults=faults) if rounds % 4 == 1 else base
+
+
+def _with_channel(base: Script, seed: int, hook: str, *, faults: bool) -> Script:
+    """Adds a channel behind live, what goes wrong with what is given up, and an operator who redrives that."""
+    choose = random.Random(seed * 2)
+    if not faults:
+        return msgspec.structs.replace(base, channel=True)
+    length = base.length
+    targets = {"channel"} if "channel" in hook else {"events"} if "fanout" in hook else {"channel", "rows"}
+    targets |= set(choose.sample(REFUSING, choose.randint(0, 2)))
+    acts = [
+        Act(
+            choose.uniform(0.0, length * 0.3),
+            "trouble",
+            target=target,
+            seconds=choose.uniform(length * 0.2, length * 0.5),
+            how=choose.choice(CHANNEL_TROUBLES) if target == "channel" and "redrive" not in hook else "refused",
+            delay=choose.choice((0.5, 4.0, 11.0)),
+            share=choose.choice((0.3, 1.0)),
+        )
+        for target in sorted(targets)
+    ]
+    acts += [Act(length * choose.uniform(0.5, 1.0), "redrive") for _ in range(choose.randint(1, 3))]
+    acts.append(Act(choose.uniform(0.0, length * 0.4), "crash at", target=hook, count=choose.choice((1, 1, 2, 3))))
+    # Who is not there is sent to at once.
+    acts.append(Act(choose.uniform(0.0, 2.0), "away", number=1, seconds=length))
+    return msgspec.structs.replace(
+        base,
+        acts=sorted((*base.acts, *acts), key=lambda act: act.at),
+        large=1 if hook.endswith("redrive append") and "fanout" in hook else base.large,
+        channel=True,
+    )
+
+
+def _make(seed: int, *, faults: bool) -> Script:
     choose = random.Random(seed * 2 + 1)
     # Each hook has its seed, whatever else the seeds draw.
     hook = (*HOOKS, *LANE_HOOKS)[seed % (len(HOOKS) + len(LANE_HOOKS))]

@@ -37,14 +37,18 @@ from svc_delivery.settings import DeliverySettings
 from svc_fanout.settings import FanoutSettings
 from svc_gateway.settings import GatewaySettings
 from svc_ingest.settings import IngestSettings
+from svc_prefs.service import PrefsService
 from svc_prefs.settings import PrefsSettings
 from svc_presence.settings import PresenceSettings
+from tests.simulation.channel import Provider, Sender
+from tests.simulation.effects import BreakingRows, HookedParked, HookedRedriver, HookedWalker, RefusingWriter
 from tests.simulation.network import Channel, Network
 from tests.simulation.presence import ForgetfulPresence
 from tests.simulation.replicas import Ring, SimulatedSession
 from tests.simulation.script import Script
 from tests.simulation.storage import SimulatedBell, SimulatedLock, SimulatedThreads
 from tests.simulation.world import WALL_BASE_S, Host, World, current
+from tests.support.next_channel import CHANNEL, ChannelledPrefs
 
 ROOT = Path(__file__).resolve().parents[2]
 SINGLE = ("ingest", "fanout", "prefs", "presence", "delivery")
@@ -167,11 +171,27 @@ def replace_once() -> None:
     _set(mesh.lanes.sqlite, "FileLock", SimulatedLock)
     _set(mesh.lanes.sqlite, "Bell", SimulatedBell)
     _set(mesh.lanes.sqlite.SqliteLaneWriter, "_ring", lambda self: SimulatedBell.ring(Path(self._bell)))
+    _set(svc_delivery.main, "PlanWalker", HookedWalker)
+    _set(svc_delivery.main, "Redriver", HookedRedriver)
+    _set(svc_delivery.main, "FreshWriter", RefusingWriter)
+    _set(svc_delivery.main, "Rows", BreakingRows)
+    _set(svc_fanout.main, "ParkedRecords", HookedParked)
+    _set(svc_prefs.main, "PrefsService", _open_prefs)
     _set(svc_presence.main, "open_store", _open_presence)
     _set(svc_delivery.store.cassandra_store, "require", _is_ready)
     _set(svc_delivery.store.cassandra_store, "open_session", _open_session)
     _set(heliograph_client.streams, "_open_channel", lambda address, name: Channel(address.target))
     structlog.configure(processors=[LOGS], cache_logger_on_first_use=False)
+
+
+def _open_prefs(**parts: Any) -> PrefsService:
+    return (PrefsService if Cluster.provider is None else ChannelledPrefs)(**parts)
+
+
+def _wire_delivery(app: App, settings: DeliverySettings) -> None:
+    provider = Cluster.provider
+    senders = {} if provider is None else {CHANNEL: Sender(SimulatedThreads.world, provider)}
+    svc_delivery.main.wire(app, settings, senders)
 
 
 async def _is_ready(*_: object) -> None:
@@ -199,7 +219,7 @@ _WIRES: Mapping[str, tuple[Callable[[App, Any], Any], Any]] = {
     "fanout": (svc_fanout.main.wire, FanoutSettings),
     "prefs": (svc_prefs.main.wire, PrefsSettings),
     "presence": (svc_presence.main.wire, PresenceSettings),
-    "delivery": (svc_delivery.main.wire, DeliverySettings),
+    "delivery": (_wire_delivery, DeliverySettings),
     "gateway": (svc_gateway.main.wire, GatewaySettings),
 }
 
@@ -212,12 +232,16 @@ class Cluster:
         folder: for the files of all stores.
         skews: seconds by which a process's wall clock is off.
         script: says how services are set.
+        provider: of the channel behind live; None: there is none.
     """
 
     ring: Ring
     presence: ForgetfulPresence
+    provider: Provider | None
 
-    def __init__(self, world: World, folder: Path, skews: Mapping[str, float], script: Script) -> None:
+    def __init__(
+        self, world: World, folder: Path, skews: Mapping[str, float], script: Script, provider: Provider | None
+    ) -> None:
         replace_once()
         self.world = world
         self.network = Network(world)
@@ -226,6 +250,7 @@ class Cluster:
         self._skews = skews
         self._script = script
         Cluster.ring = Ring(choose=world.random, latency=world.latency, now=lambda: WALL_BASE_S + world.loop.time())
+        Cluster.provider = provider
         SimulatedThreads.world = world
         SimulatedServer.network = Channel.network = self.network
         SimulatedBell._hung.clear()
@@ -272,6 +297,9 @@ class Cluster:
         if service == "fanout":
             common["large_audience"] = self._script.large
             common["slice_size"] = 1 if self._script.large < 10 else 2_000
+        if service == "delivery" and self._script.channel:
+            # What a store refuses is given up while the run lasts.
+            common["retry_delays"] = (1.0, 2.0)
         if service == "delivery" and self._script.store == "replicas":
             common["store_url"] = "cassandra://replicas:9042/heliograph"
             common["follow_ups_url"] = "sqlite:///retry"

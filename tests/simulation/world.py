@@ -72,12 +72,13 @@ class Trouble(msgspec.Struct):
 
     Attributes:
         kind: "slow": answers late; "stalled": done late, and answered then; "lost": done, and answered with a failure;
-            "refused": not done; "late": answered with a failure, and done only later.
+            "refused": not done; "late": answered with a failure, and done only later; "busy": put off, which only a
+            channel can say.
         seconds: how late.
         share: of the transactions that are hit.
     """
 
-    kind: Literal["slow", "stalled", "lost", "refused", "late"]
+    kind: Literal["slow", "stalled", "lost", "refused", "late", "busy"]
     seconds: float
     share: float = 1.0
 

@@ -13,12 +13,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from unittest import mock
 
 import msgspec
 
-from heliograph.prefs.v1 import prefs_service_pb2
 from heliograph.type.v1 import envelope_pb2
 from heliograph_cli import main as command
 from heliograph_cli.plan import Plan, Process, plan_direct, plan_mesh
@@ -27,11 +26,9 @@ from svc_delivery import main as delivery
 from svc_delivery.ports_channels import Attempt, Outcome, Refused, Sent
 from svc_delivery.settings import DeliverySettings
 from svc_prefs import main as prefs
-from svc_prefs.service import PrefsService
 from svc_prefs.settings import PrefsSettings
+from tests.support.next_channel import CHANNEL, ChannelledPrefs
 
-# A channel that no version of the contract knows: it reaches its sender by number alone.
-CHANNEL: Final = 100
 # Names the folder.
 VARIABLE: Final = "HELIOGRAPH_TEST_CHANNEL"
 # While the folder has no file of this name, recipients of this name have no address.
@@ -80,21 +77,6 @@ class FolderSender:
         return Sent()
 
 
-class _Prefs(PrefsService):
-    async def BatchResolve(
-        # Any: as in the service itself.
-        self,
-        request: prefs_service_pb2.BatchResolveRequest,
-        context: Any,
-    ) -> prefs_service_pb2.BatchResolveResponse:
-        answer = await super().BatchResolve(request, context)
-        for item in answer.items:
-            for resolution in (item.default_resolution, *(group.resolution for group in item.groups)):
-                if resolution.channels:
-                    resolution.channels.append(CHANNEL)  # type: ignore[arg-type]  # a channel of tests
-        return answer
-
-
 def _with_channel(make: Callable[..., Plan]) -> Callable[..., Plan]:
     @functools.wraps(make)
     def planned(*arguments: object, **named: object) -> Plan:
@@ -117,7 +99,7 @@ def main() -> None:
     """Runs what the first word names."""
     role = sys.argv[1]
     if role == "prefs":
-        with mock.patch("svc_prefs.main.PrefsService", _Prefs):
+        with mock.patch("svc_prefs.main.PrefsService", ChannelledPrefs):
             run(PrefsSettings.service, PrefsSettings, prefs.wire, sys.argv[2:])
     elif role == "delivery":
         senders = {CHANNEL: FolderSender(Path(os.environ[VARIABLE]))}

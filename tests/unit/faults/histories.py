@@ -244,7 +244,17 @@ class Story:
         number = len(names) if unread is None else unread
         return self.add(history.FinalList(at=self.now, device=device, notification_ids=ids, unread=number))
 
-    def letter(self, name: str, *, reason: str = "REFUSED", size: int = 10, redriven: bool = False) -> Story:
+    def letter(
+        self,
+        name: str,
+        *,
+        reason: str = "REFUSED",
+        size: int = 10,
+        channel: int = 0,
+        redriven: bool = False,
+        redrive: float | None = None,
+        left: bool = True,
+    ) -> Story:
         """Gives a notification of alice's up."""
         return self.add(
             history.Letter(
@@ -255,7 +265,28 @@ class Story:
                 reason=reason,
                 size=size,
                 source="normal/7",
+                channel=channel,
                 redriven=redriven,
+                redrive=redrive,
+                left=left,
+            )
+        )
+
+    def channel(self) -> Story:
+        """Gives everybody a channel behind live."""
+        return self.add(history.ChannelOpened(at=self.now))
+
+    def call(self, name: str, *, outcome: str = "taken", collapse: str = "") -> Story:
+        """Calls that channel about a notification of alice's."""
+        return self.add(
+            history.ChannelCall(
+                at=self.now,
+                tenant=TENANT,
+                recipient="alice",
+                notification_id=_id(name),
+                attempt_id=f"attempt-{name}",
+                collapse_id=collapse or f"step-{name}",
+                outcome=outcome,
             )
         )
 

@@ -10,9 +10,13 @@ import pytest
 from tests.faults.canary import body, canary, digest, is_for, nonce_of
 from tests.faults.checker import Plan, check, main, report
 from tests.faults.history import HistoryError, Log, Recorder, read
-from tests.faults.invariants import INVARIANTS, Limits
-from tests.unit.faults.cases import ILLEGAL, LEGAL
+from tests.faults.invariants import INVARIANTS
+from tests.faults.limits import Limits
+from tests.unit.faults import cases, cases_aside
 from tests.unit.faults.histories import ALICE, BOB, Story, ended, one
+
+LEGAL = cases.LEGAL | cases_aside.LEGAL
+ILLEGAL = cases.ILLEGAL | cases_aside.ILLEGAL
 
 
 @pytest.mark.parametrize("name", LEGAL)
