@@ -213,10 +213,11 @@ def _answer_name(code: int) -> str:
 
 
 def _refusal(code: int, text: str) -> Schema:
-    delay = {"retry-after": {"description": "Seconds to wait.", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
+    text_of_delay = "Seconds to wait, rounded up: there whenever the refusal names a delay."
+    delay = {"retry-after": {"description": text_of_delay, "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
     return {
         "description": text,
-        **({"headers": delay} if code == 429 else {}),
+        **({"headers": delay} if code in (429, 503) else {}),
         "content": _error_content(**({"example": _EXAMPLE_400} if code == 400 else {})),
     }
 

@@ -18,7 +18,6 @@ from typing import Any, Never, Protocol, TypeAlias
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc_status import rpc_status
 
 from mesh import status
 from mesh.access import PRODUCER, RECIPIENT, Access, allowed_roles
@@ -50,7 +49,7 @@ class _Context(Protocol):
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
     def time_remaining(self) -> float | None: ...
     def code(self) -> grpc.StatusCode | None: ...
-    async def abort_with_status(self, status: grpc.Status) -> Never: ...
+    async def abort_with_status(self, status: status.Ending) -> Never: ...
 
 
 class Guard:
@@ -164,7 +163,7 @@ class Guard:
             except Exception as error:
                 failure = explain(error, path)
                 count(path, grpc_code(failure))
-                await context.abort_with_status(rpc_status.to_status(status.to_status(failure)))
+                await context.abort_with_status(status.to_ending(failure))
             finally:
                 if observe is not None:
                     observe(clock() - started)

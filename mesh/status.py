@@ -5,18 +5,23 @@ The only importer of `google.rpc`. Must not decide what failed: that is a `mesh.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import grpc
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from mesh import errors, times
 from mesh.errors import Failure, Violation
 
 DOMAIN = "heliograph"
 
+# For callers over HTTP: trailers of an answer without a message are its headers.
+_DELAY_HEADER = "retry-after"
 _DETAILS_KEY = "grpc-status-details-bin"
 _LONGEST_TEXT = 1024
 # Peers cut off or refuse metadata above 8 KiB; the status travels in it as base64, and its text once more.
@@ -38,6 +43,23 @@ def to_status(failure: Failure) -> status_pb2.Status:
     if status.ByteSize() > _LARGEST_STATUS:
         status = _build(failure, {}, violations)
     return status
+
+
+class Ending(NamedTuple):
+    """How a gRPC call ends; what `abort_with_status` takes."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
+
+
+def to_ending(failure: Failure) -> Ending:
+    """Returns how a call that failed ends: the status, and `retry-after` in whole seconds when there is a delay."""
+    made = rpc_status.to_status(to_status(failure))
+    trailing = tuple(made.trailing_metadata or ())
+    if failure.retry_delay is not None:
+        trailing = (*trailing, (_DELAY_HEADER, str(math.ceil(max(0.0, failure.retry_delay)))))
+    return Ending(made.code, made.details, trailing)
 
 
 def from_call(error: grpc.aio.AioRpcError) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 
 import grpc
@@ -92,7 +93,7 @@ async def test_a_tenants_quota_is_shared_by_its_producers(site: Site) -> None:
 
 @IN_A_MESH
 async def test_a_used_up_quota_says_the_delay_over_rest(site: Site) -> None:
-    """429 with the delay among the details, alone and in a batch."""
+    """429 with the delay in a header and among the details; in a batch it stands in the item."""
     headers = {TOKEN_HEADER: f"Bearer {site.cluster.token('metered', role='producer')}"}
     several = {"requests": [{"event": EVENT}] * 3}
     async with site.undisturbed(stored=2), site.rest() as client:
@@ -106,6 +107,8 @@ async def test_a_used_up_quota_says_the_delay_over_rest(site: Site) -> None:
     assert details["ErrorInfo"]["reason"] == "QUOTA_EXCEEDED"
     for delay in (refused["refused"]["retryDelay"], details["RetryInfo"]["retryDelay"]):
         assert 0.0 < float(delay.removesuffix("s")) <= LONGEST_S
+    assert int(answer.headers["retry-after"]) == math.ceil(float(details["RetryInfo"]["retryDelay"].removesuffix("s")))
+    assert "retry-after" not in batch.headers
 
 
 # ---------------------------------------------------------------- deadlines

@@ -196,6 +196,7 @@ async def test_a_failure_arrives_whole(run_dir: Path) -> None:
         stream = running.talk(metadata=running.channels.metadata())
         assert await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await stream.details() == "too much of 7"
+        assert dict(await stream.trailing_metadata())["retry-after"] == "2"
         assert running.count(echo.SAY, "RESOURCE_EXHAUSTED") == running.count(echo.TALK, "RESOURCE_EXHAUSTED") == 1
     got = caught.value
     assert (got.message, got.reason, dict(got.metadata)) == (sent.message, sent.reason, {"limit": "7"})

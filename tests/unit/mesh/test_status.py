@@ -29,8 +29,7 @@ def _call_error(
 
 def _over_the_wire(failure: Failure) -> Failure:
     """Does what a server and a client do with a failure, without the wire itself."""
-    sent = rpc_status.to_status(status.to_status(failure))
-    assert sent.trailing_metadata is not None
+    sent = status.to_ending(failure)
     return status.from_call(_call_error(sent.code, sent.details, list(sent.trailing_metadata)))
 
 
@@ -55,6 +54,18 @@ def test_violations_and_delay_have_their_own_details() -> None:
     assert [(item.field, item.description) for item in request.field_violations] == [("a.b", "bad")]
     delay = error_details_pb2.RetryInfo.FromString(details["RetryInfo"]).retry_delay
     assert delay == Duration(seconds=1, nanos=500_000_000)
+
+
+@pytest.mark.parametrize(
+    ("delay", "header"), [(None, None), (0.0, "0"), (0.001, "1"), (1.0, "1"), (99.2, "100"), (-1.0, "0")]
+)
+def test_a_delay_is_a_header_too(delay: float | None, header: str | None) -> None:
+    """In whole seconds, never less than the delay; without one there is no header."""
+    ending = status.to_ending(errors.Unavailable("later", reason="DRAINING", retry_delay=delay))
+    assert (ending.code, ending.details) == (grpc.StatusCode.UNAVAILABLE, "later")
+    trailing = dict(ending.trailing_metadata)
+    assert trailing.get("retry-after") == header
+    assert "grpc-status-details-bin" in trailing
 
 
 @pytest.mark.parametrize("code", range(1, 17))
