@@ -17,7 +17,7 @@ from heliograph.type.v1 import notification_pb2, plan_pb2
 from mesh.errors import NotFound, Violation
 from mesh.ids import from_text, join_key
 from mesh.times import micros_of, set_micros
-from svc_delivery import core, letters, records
+from svc_delivery import core, letters, records, steps
 from svc_delivery.ports import AckLevel, DecisionWrite, FollowUpRecord, FollowUps, Inbox, RowKey, RowState
 from svc_delivery.ports_channels import StepCell, Steps
 from svc_delivery.ports_dead_letters import DeadLetterRecord, DeadLetters
@@ -155,6 +155,8 @@ def _of_row(row: RowState, now_us: int) -> list[_Step]:
 
 
 def _of_cell(cell: StepCell) -> _Step:
+    if cell.attempt_number == steps.AGAIN:
+        return _Step(cell.time_us, "redriven", f"step {cell.step_index}: {cell.detail}")
     attempt = letters.attempt_of(cell)
     decision = "retry" if cell.outcome == "retry" else "follow-up"
     return _Step(cell.time_us, decision, f"step {cell.step_index}, attempt {cell.attempt_number}: {attempt.outcome}")

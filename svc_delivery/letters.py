@@ -18,7 +18,7 @@ from heliograph.type.v1 import envelope_pb2, notification_pb2, plan_pb2
 from mesh.errors import InvalidArgument, NotFound, Violation
 from mesh.ids import derive_id, from_text, id_time_ms, join_key, split_key, to_text
 from mesh.times import set_micros, timestamp_of
-from svc_delivery import core
+from svc_delivery import core, steps
 from svc_delivery.ports import FollowUpRecord, RowKey
 from svc_delivery.ports_channels import StepCell
 from svc_delivery.ports_dead_letters import DeadLetterRecord, PageStart
@@ -93,13 +93,15 @@ def exhausted(
     item = record.follow_ups.items[0]
     item.plan_index, item.step_index, item.try_count = 0, step_index, 0
     key = RowKey(follow_up.recipient_key, from_text(follow_up.ref.notification_id))
+    of_step = [cell for cell in cells if cell.step_index == step_index]
+    orders = [cell.time_us for cell in of_step if cell.attempt_number == steps.AGAIN]
     letter = pb.DeadLetter(
         channel=plan.steps[step_index].channel,
         envelope=envelope,
-        attempts=[attempt_of(cell) for cell in cells if cell.step_index == step_index],
+        attempts=[attempt_of(cell) for cell in of_step if cell.attempt_number != steps.AGAIN],
     )
     reason = pb.DEAD_LETTER_REASON_TRIES_EXHAUSTED
-    return _of_step(reason, key, letter, step_index=step_index, record=record, now_us=now_us)
+    return _of_step(reason, key, letter, step_index=step_index, record=record, now_us=now_us, orders=orders)
 
 
 def unreadable(
@@ -138,9 +140,12 @@ def _of_step(
     step_index: int,
     record: lane_record_pb2.LaneRecord,
     now_us: int,
+    orders: Sequence[int] = (),
 ) -> DeadLetterRecord:
     said, original = _bounded(letter, record.SerializeToString(deterministic=True))
     parts = [key.recipient_key.encode(), key.notification_id, b"%d" % letter.channel, b"%d" % step_index]
+    # After an order to take the step anew it is given up anew.
+    parts += [b"%d" % time_us for time_us in orders]
     return DeadLetterRecord(
         letter_id=derive_id(id_time_ms(key.notification_id), parts, False),
         reason=reason,

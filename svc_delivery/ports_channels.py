@@ -75,7 +75,7 @@ class StepCell(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         step_index: which step.
-        attempt_number: which attempt at it, from 1.
+        attempt_number: which attempt at it, from 1; 0 for an order to take the step anew.
         time_us: when it was begun; with an outcome, when that came.
         outcome: empty while nobody answered; else one of the outcomes of `steps`.
         detail: the reason, for people.

@@ -190,6 +190,8 @@ class Redriver:
             step_index = case.member.follow_up.step_index
             # Without its cells the step has its turn again, from the first try.
             await self._cells.forget(case.member.key, step_index)
+            # Given up again it is another letter: this one goes in a moment, and must not take that along.
+            await self._cells.note([(case.member.key, steps.again(step_index, now_us))])
             again = list(records.write({now_us: [Later(case.member, step_index, 0)]}))
             await self._go(case.letter, again)
             return []

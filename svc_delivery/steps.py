@@ -24,6 +24,8 @@ RETRY: Final = "retry"
 REFUSED: Final = "refused"
 EXHAUSTED: Final = "exhausted"
 SKIPPED: Final = "skipped"
+# The attempt that stands for an operator's order to take a step anew.
+AGAIN: Final = 0
 # These end a step with a dead letter.
 GIVEN_UP: Final = frozenset({REFUSED, EXHAUSTED})
 # A send that comes so long after the row is late: wishes and expiry are asked again.
@@ -140,6 +142,11 @@ def attempt_of(key: RowKey, channel: int, take: Take) -> Attempt:
 def begun(take: Take, now_us: int) -> StepCell:
     """The cell of an attempt before its call."""
     return StepCell(take.step_index, take.attempt_number, now_us)
+
+
+def again(step_index: int, now_us: int) -> StepCell:
+    """The cell of a step that is to be taken anew, before its first attempt; letters tell its turns apart by it."""
+    return StepCell(step_index, AGAIN, now_us, RETRY, "an operator sent it again")
 
 
 def skipped(take: Take, reason: str, now_us: int) -> StepCell:

@@ -66,6 +66,18 @@ async def test_an_outcome_stays(store: InboxStore) -> None:
     assert await cells(store) == [StepCell(2, 1, 8, "sent")]
 
 
+async def test_an_order_to_take_a_step_anew_stands_before_its_attempts(store: InboxStore) -> None:
+    """It goes with them when they are forgotten, and the next order is there instead."""
+    key = make_key(1)
+    for order_us in (20, 40):
+        await store.steps.forget(key, 2)
+        assert await cells(store) == []
+        noted = [StepCell(2, 0, order_us, "retry", "again"), StepCell(2, 1, order_us + 5, "refused")]
+        for cell in noted:
+            await store.steps.note([(key, cell)])
+        assert await cells(store) == noted
+
+
 async def test_a_cell_needs_a_row(store: InboxStore) -> None:
     """Of what has no row nothing is kept: a row that comes later starts anew."""
     await store.steps.note([(make_key(5), StepCell(2, 1, 5)), (make_key(1), StepCell(2, 1, 5))])

@@ -74,7 +74,7 @@ class HookedRedriver(Redriver):
         super().__init__(
             dead_letters=Around(dead_letters, {"remove": "redrive remove"}),
             follow_ups=Around(follow_ups, {"finish": "redrive append"}),
-            cells=Around(cells, {"forget": "redrive forget"}),
+            cells=Around(cells, {"forget": "redrive forget", "note": "redrive note"}),
             writer=hooked,
             **parts,
         )

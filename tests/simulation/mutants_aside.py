@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 import svc_delivery.channels
+import svc_delivery.letters
 import svc_delivery.redrive
 import svc_fanout.parked
 from svc_fanout import core
@@ -37,6 +38,15 @@ def _forget_before_planning(replace: Replace) -> None:
     replace(svc_fanout.parked.ParkedRecords, "_redrive", redrive)
 
 
+def _same_letter(replace: Replace) -> None:
+    of_step = svc_delivery.letters._of_step
+
+    def without(*what: Any, orders: Sequence[int] = (), **rest: Any) -> Any:
+        return of_step(*what, **rest)
+
+    replace(svc_delivery.letters, "_of_step", without)
+
+
 def _channelled(*more: Act, length: float = 30.0) -> Script:
     """Some early events to two recipients, who have a channel behind live."""
     return msgspec.structs.replace(script(events(10, 4.0), *more, length=length), channel=True)
@@ -62,6 +72,17 @@ MUTANTS: Sequence[Mutant] = (
         "a dead letter is gone before its record is there again",
         _remove_before_append,
         _crash_in_redrive("channel", "delivery after redrive remove"),
+    ),
+    # While the store answers late the step is taken, and given up, before its first letter goes.
+    Mutant(
+        "a step that is given up again has the letter of the first time",
+        _same_letter,
+        _channelled(
+            Act(at=0.5, kind="trouble", target="channel", seconds=45.0, how="refused"),
+            Act(at=16.0, kind="trouble", target="inbox.db", seconds=26.0, how="stalled", delay=1.0, share=0.3),
+            *(Act(at=16.0 + number, kind="redrive") for number in range(26)),
+            length=50.0,
+        ),
     ),
     Mutant(
         "a parked record is gone before it is planned again",

@@ -109,7 +109,7 @@ LANE_HOOKS = _around("delivery", "retry-10s.db", "retry-1m.db", "retry-10m.db", 
 # Where a step of a channel or an operator's redrive has its effects.
 ASIDE_HOOKS = (
     *_around("delivery", "channel note", "channel send"),
-    *_around("delivery", "redrive forget", "redrive append", "redrive write", "redrive remove"),
+    *_around("delivery", "redrive forget", "redrive note", "redrive append", "redrive write", "redrive remove"),
     "delivery answer RedriveDeadLetters",
     *_around("fanout", "redrive plan", "redrive append", "redrive unpark"),
     "fanout answer RedriveParked",

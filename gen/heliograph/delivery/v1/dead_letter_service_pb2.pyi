@@ -71,7 +71,9 @@ class DeadLetter(_message.Message):
     BURY_TIME_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     dead_letter_id: _builtins.str
-    """Stable under replay: derived from recipient, notification, channel and step, or from the record's place."""
+    """Stable under replay: derived from recipient, notification, channel, step and the last redrive of that, or from the
+    record's place.
+    """
     reason: Global___DeadLetterReason.ValueType
     """Why."""
     recipient_key: _builtins.str

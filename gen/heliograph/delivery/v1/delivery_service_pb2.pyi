@@ -408,7 +408,9 @@ class ExplainStep(_message.Message):
     DECISION_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     decision: _builtins.str
-    """What: "accepted", "inboxed", "acked", "read", "hidden", "suppressed", "follow-up", "retry", "dead letter", "expired"."""
+    """What: "accepted", "inboxed", "acked", "read", "hidden", "suppressed", "follow-up", "retry", "dead letter", "redriven",
+    "expired".
+    """
     detail: _builtins.str
     """More, for people."""
     @_builtins.property
