@@ -94,6 +94,15 @@ def test_what_grows_with_each_event_is_a_leak() -> None:
     assert list(grown(before, before, devices=0)) == []
 
 
+def test_what_is_kept_of_a_store_is_no_leak() -> None:
+    """A file that has grown by 40 MiB may be in memory by so much more, and no further."""
+    before = {"delivery": Holding(1, 20, 80.0, 4.0), "prefs": Holding(2, 20, 60.0, 1.0)}
+    after = {"delivery": Holding(1, 20, 150.0, 44.0), "prefs": Holding(2, 20, 130.0, 1.0)}
+    assert list(grown(before, after, devices=0)) == ["prefs has 130 MiB, 60 before"]
+    worse = {"delivery": Holding(1, 20, 157.0, 44.0)}
+    assert list(grown(before, worse, devices=0)) == ["delivery has 157 MiB, 80 before"]
+
+
 def test_a_run_without_events_says_nothing_about_anything() -> None:
     """Every invariant that is judged is named."""
     assert unseen(Index([])) == tuple(INVARIANTS)
