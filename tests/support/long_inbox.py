@@ -21,7 +21,7 @@ _BATCH: Final = 1_000
 _HIGH_EVERY: Final = 4
 _WINDOW: Final = 100
 # Rows of a running cluster: more than a second of writing, on engines too, is a second of every run.
-_ROWS: Final = 100_000
+_ROWS: Final = 30_000
 _ROWS_ON_ENGINES: Final = 5_000
 _INSERT: Final = """
 insert into inbox (recipient, high, id, revision, stamp, expire_us, category, content)
