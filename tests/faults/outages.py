@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
+import msgspec
+
 from deploy.engines.running import Engines
 from heliograph.delivery.v1 import delivery_service_pb2, delivery_service_pb2_grpc
 from heliograph_cli import health
@@ -114,3 +116,35 @@ async def longest_pause(run: Run, count: int) -> float:
 
     await until(seen, _FLOW_LIMIT_S, f"{count} more events are accepted")
     return longest
+
+
+class Silence(msgspec.Struct):
+    """Attributes: seconds: the longest time in which no device received anything."""
+
+    seconds: float = 0.0
+
+
+@asynccontextmanager
+async def silence(run: Run) -> AsyncIterator[Silence]:
+    """Measures the longest time without a delivery, from here until there are some again after the context's end."""
+    found, since, last, over = Silence(), time.monotonic(), _received(run), False
+
+    def seen() -> bool:
+        nonlocal since, last
+        count, now = _received(run), time.monotonic()
+        if count == last:
+            return False
+        found.seconds, since, last = max(found.seconds, now - since), now, count
+        return over
+
+    watching = asyncio.create_task(until(seen, _FLOW_LIMIT_S + BACK_S, "deliveries go on"))
+    try:
+        yield found
+        over = True
+        await watching
+    finally:
+        watching.cancel()
+
+
+def _received(run: Run) -> int:
+    return sum(len(screen.received) for screen in run.screens)
