@@ -1,7 +1,8 @@
 """The catalogue of faults: each row with the tests that cover it, or the reason why none does.
 
 A row is covered when its tests make the fault happen, show that it did, and find every promise kept. The rows are in
-`catalogue.toml`; `docs/faults.md` is made from them. Must not run a test.
+`catalogue.toml`; `docs/faults.md` is made from them, and from `ladder.toml`: what still works when a part is gone. Must
+not run a test.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _FILE: Final = Path(__file__).with_name("catalogue.toml")
+_LADDER: Final = Path(__file__).with_name("ladder.toml")
 
 # The parts of a notification's way that the numbers of rows stand for.
 _PARTS: Final[Sequence[tuple[str, int, int]]] = (
@@ -33,10 +35,10 @@ _PARTS: Final[Sequence[tuple[str, int, int]]] = (
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One fault.
+    """One fault, or one part that is gone.
 
     Attributes:
-        title: what goes wrong.
+        title: what goes wrong, or what still works.
         tests: node ids without parameters; empty: not covered.
         reason: why it is not covered.
         note: what its tests leave open.
@@ -57,6 +59,11 @@ def load(text: str | None = None) -> Mapping[str, Row]:
     """Returns the rows by their ids, in their order."""
     content = _FILE.read_text(encoding="utf-8") if text is None else text
     return msgspec.convert(tomllib.loads(content), dict[str, Row])
+
+
+def ladder() -> Mapping[str, Row]:
+    """Returns what still works, by the part that is gone."""
+    return load(_LADDER.read_text(encoding="utf-8"))
 
 
 def number_of(row: str) -> int:
@@ -102,6 +109,17 @@ def page() -> str:
         lines += [
             f"| {id_} | {row.title} | {_cell(row)} |" for id_, row in rows.items() if first <= number_of(id_) <= last
         ]
+    lines += [
+        "",
+        "## What still works when a part is gone",
+        "",
+        "Each of these tests runs on the real engines too, or only there. What is lost then, and what is not, is in",
+        "[engines.md](engines.md#when-one-is-gone).",
+        "",
+        "| Gone | Still works | Tests |",
+        "|---|---|---|",
+        *(f"| {gone} | {row.title} | {_cell(row)} |" for gone, row in ladder().items()),
+    ]
     return "\n".join(lines) + "\n"
 
 

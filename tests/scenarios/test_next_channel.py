@@ -17,7 +17,7 @@ from heliograph.presence.v1 import presence_service_pb2_grpc as presence_grpc
 from heliograph_cli.connection import OPERATOR, Actor
 from heliograph_client import AckLevel
 from mesh.channel import Channels, call
-from tests.support.channelled import ADDRESSES, MODULE, VARIABLE, WITHOUT_ADDRESS, Call, calls
+from tests.support.channelled import ADDRESSES, MODULE, SILENT, VARIABLE, WITHOUT_ADDRESS, Call, calls
 from tests.support.cluster import TENANT, Cluster
 from tests.support.shapes import BOTH, running
 from tests.support.wait import until
@@ -136,3 +136,23 @@ async def test_what_the_channel_refuses_is_put_aside_and_comes_back(site: _Site)
     await until(lambda: len(site.sent(event_id)[WITHOUT_ADDRESS]) == 2, 30.0, "the channel to be asked again")
     _, listed, _ = await site.cluster.run("dead-letters", "list")
     assert event_id not in listed
+
+
+async def test_a_channel_that_does_not_answer_is_no_matter_to_the_others(site: _Site) -> None:
+    """While it keeps calls waiting, what is published is live and in the inboxes, also of those it was to reach."""
+    cluster, silent = site.cluster, site.folder / SILENT
+    async with cluster.subscriber("reader") as reader:
+        await until(lambda: reader.connected, 10.0, "the reader to be connected")
+        silent.touch()
+        try:
+            called = await cluster.publish("unreached")
+            await until(lambda: "unreached" in site.sent(called), 30.0, "the channel to be called")
+            published = [await cluster.publish("reader", "unreached") for _ in range(5)]
+            assert sorted([(await anext(reader)).id for _ in published]) == sorted(published)
+            await reader.settle()
+            stored = [item.notification.notification_id for item in await cluster.inbox("unreached")]
+            assert stored == sorted([called, *published], reverse=True)
+            # It was asked once, and has not answered.
+            assert len(site.sent(called)["unreached"]) == 1
+        finally:
+            silent.unlink()

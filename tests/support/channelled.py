@@ -7,6 +7,7 @@ sender. Must not assert anything.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import sys
@@ -34,6 +35,8 @@ VARIABLE: Final = "HELIOGRAPH_TEST_CHANNEL"
 # While the folder has no file of this name, recipients of this name have no address.
 ADDRESSES: Final = "addresses"
 WITHOUT_ADDRESS: Final = "unknown"
+# While the folder has a file of this name, no call is answered.
+SILENT: Final = "silent"
 MODULE: Final = "tests.support.channelled"
 _CALLS: Final = "calls.jsonl"
 
@@ -72,6 +75,8 @@ class FolderSender:
         call = Call(recipient_key, envelope.event_id, attempt.attempt_id, time.time())
         with (self._folder / _CALLS).open("ab") as file:
             file.write(msgspec.json.encode(call) + b"\n")
+        if (self._folder / SILENT).exists():
+            await asyncio.Event().wait()
         if recipient_key.endswith(f"/{WITHOUT_ADDRESS}") and not (self._folder / ADDRESSES).exists():
             return Refused("no address")
         return Sent()
