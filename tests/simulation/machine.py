@@ -46,6 +46,8 @@ _SHORTENING = 100
 # So many scripts are one piece of a search, whoever makes it.
 _PART = 25
 _LEAST_LENGTH_S = 5.0
+# These are written down as faults, whatever they meet.
+_FAULTS = frozenset({"cut", "reset", "trouble", "flush", "forget", "poison", "crash"})
 _RECIPIENTS = 3
 _SUBSCRIBERS = (0, 1)
 _DEVICES = [f"device:r{number}/0" for number in range(_RECIPIENTS)]
@@ -217,6 +219,8 @@ class ScriptMachine(RuleBasedStateMachine):
         """Returns what was put together so far."""
         acts = sorted(self.acts, key=lambda act: act.at)
         lost = any(act.kind == "forget" and act.target == "presence" for act in acts)
+        # Without faults a key keeps its order, but smaller audiences do not wait for a large one.
+        large = self.large and any(act.kind in _FAULTS for act in acts)
         return Script(
             acts,
             max(_LEAST_LENGTH_S, self.now + 1.0),
@@ -225,7 +229,7 @@ class ScriptMachine(RuleBasedStateMachine):
             late=self.late,
             subscribers=_SUBSCRIBERS,
             round=60.0 if lost else 600.0,
-            large=1 if self.large else 10_000,
+            large=1 if large else 10_000,
             channel=self.channel,
         )
 
