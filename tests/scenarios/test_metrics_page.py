@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 
 import httpx2
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from svc_gateway.freezer import STEP
 from tests.meta.tree import ROOT
+from tests.support.raw_socket import hello, opened
 from tests.support.site import Site
+from tests.support.wait import until
 
 _ROW = re.compile(r"^\| `([a-z_<>]+)` \| (\w+) \| \w+ \| ([^|]*) \|", re.MULTILINE)
+_AT_ONCE = 25
+_ROUNDING_S = 1e-9
 _PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 # Labels that name somebody or something single: endless values, and nobody's business.
 _IDS = re.compile(r"recipient|device|event_id|session|notification|subject|token")
@@ -32,6 +39,65 @@ def _exported(text: str) -> Iterator[tuple[str, str, set[str]]]:
         if not family.name.endswith("_created"):
             labels = {name for sample in family.samples for name in sample.labels} - {"le"}
             yield family.name + ("_total" if family.type == "counter" else ""), family.type, labels
+
+
+Samples = dict[tuple[str, str], float]
+
+
+async def _samples(site: Site, process: str) -> Samples:
+    """Returns the numbers that a process exports without labels, or by the value of their only one."""
+    argv = site.cluster.process(process).argv
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        text = (await client.get(f"http://127.0.0.1:{argv[argv.index('--metrics-port') + 1]}/metrics")).text
+    found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {(one.name, "".join(one.labels.values())): one.value for one in found if len(one.labels) < 2}
+
+
+async def test_every_process_says_how_its_loop_and_its_collector_do(site: Site) -> None:
+    """The loop is measured on and on; collections are counted by generation, and their times agree with the counts."""
+    services = {name: one.service for name, one in site.cluster.running.processes.items() if one.kind == "service"}
+    for process, service in services.items():
+        prefix = f"heliograph_{service}"
+        first = await _samples(site, process)
+        lag = (f"{prefix}_loop_lag_seconds_count", "")
+
+        async def grows(process: str = process, lag: tuple[str, str] = lag, before: float = first[lag]) -> bool:
+            return (await _samples(site, process))[lag] > before
+
+        await until(grows, 5.0, f"the loop of {process} is measured again")
+        pauses = [first[f"{prefix}_collection_pauses_total", generation] for generation in "012"]
+        seconds = first[f"{prefix}_collection_pause_seconds_total", ""]
+        longest = first[f"{prefix}_collection_pause_max_seconds", ""]
+        assert (seconds > 0.0) == (longest > 0.0) == (sum(pauses) > 0), process
+        assert longest <= seconds <= longest * sum(pauses) + _ROUNDING_S, process
+
+
+@pytest.mark.parametrize(
+    "site", [pytest.param("processes", marks=pytest.mark.processes)], indirect=True, scope="session"
+)
+async def test_a_gateway_keeps_its_collector_away_from_the_sessions_that_it_has(site: Site) -> None:
+    """Once enough have come it collects and freezes what is there, and both numbers say so."""
+    node = site.cluster.node(0)
+    counted, frozen = "heliograph_gateway_collection_pauses_total", "heliograph_gateway_frozen_sessions_count"
+    before = await _samples(site, node)
+
+    async def come(number: int) -> None:
+        async with opened(site.live_url, site.tls()) as session:
+            await session.say(hello(site.cluster.token("crowd"), f"device-{number}"))
+            await session.until("welcome")
+
+    async with site.undisturbed():
+        for first in range(0, STEP, _AT_ONCE):
+            await asyncio.gather(*(come(number) for number in range(first, first + _AT_ONCE)))
+        after: Samples = {}
+
+        async def is_frozen() -> bool:
+            after.update(await _samples(site, node))
+            return after[frozen, ""] >= before[frozen, ""] + STEP
+
+        await until(is_frozen, 10.0, "the sessions to be frozen")
+    assert after[counted, "2"] > before[counted, "2"]
+    assert after["heliograph_gateway_collection_pause_seconds_total", ""] > 0.0
 
 
 async def test_every_process_exports_what_the_page_says(site: Site) -> None:
