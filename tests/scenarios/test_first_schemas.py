@@ -6,60 +6,22 @@ A newer schema than the program's is refused, and the file is left as it is.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from heliograph.delivery.v1 import dead_letter_service_pb2 as letters_pb
 from mesh.clock import ManualClock
 from mesh.lanes import Record, open_reader, open_writer, position_migrations
-from mesh.sqlite import Migration, StoreError, Writer, load_migrations
+from mesh.sqlite import Migration, StoreError, Writer
 from svc_delivery.ports import AckLevel, Body, DecisionWrite, RowState
 from svc_delivery.store import open_store as open_inbox
 from svc_ingest.ports import Claim, Done, Fresh
 from svc_ingest.store import open_store as open_requests
 from svc_prefs.ports import Stored
 from svc_prefs.store import open_store as open_prefs
+from tests.support.first_schemas import STORES, version_of, write_first, write_with
 from tests.support.inbox import ALICE, DAY_US, NOW_US, make_id, make_key, make_row
-
-_STORES: Final = {
-    "inbox.db": load_migrations("svc_delivery.store"),
-    "prefs.db": load_migrations("svc_prefs.store"),
-    "requests.db": load_migrations("svc_ingest.store"),
-    "positions.db": position_migrations(),
-    "lanes/normal.db": load_migrations("mesh.lanes", "migrations/lane"),
-}
-
-
-async def write_with(file: Path, migrations: Sequence[Migration], *statements: tuple[str, tuple[object, ...]]) -> None:
-    """Makes a file with these migrations only, and puts rows into it."""
-
-    def work(connection: sqlite3.Connection) -> None:
-        for statement, values in statements:
-            connection.execute(statement, values)
-
-    writer = Writer(file, migrations=migrations)
-    await writer.open()
-    await writer.submit(work)
-    await writer.close()
-
-
-async def write_first(folder: Path, name: str, *statements: tuple[str, tuple[object, ...]]) -> Path:
-    """Makes a store's file with its first schema."""
-    await write_with(folder / name, _STORES[name][:1], *statements)
-    assert version_of(folder / name) == 1
-    return folder / name
-
-
-def version_of(file: Path) -> int:
-    """The schema of a file."""
-    connection = sqlite3.connect(file)
-    try:
-        return int(connection.execute("pragma user_version").fetchone()[0])
-    finally:
-        connection.close()
 
 
 async def test_an_inbox_of_the_first_schema(tmp_path: Path) -> None:
@@ -101,7 +63,7 @@ async def test_an_inbox_of_the_first_schema(tmp_path: Path) -> None:
     connection.close()
     assert (reason, original) == (letters_pb.DEAD_LETTER_REASON_UNDECODABLE, b"bytes")
     assert letters_pb.DeadLetter.FromString(letter).lane_position == "follow_ups/12"
-    assert version_of(file) == len(_STORES["inbox.db"])
+    assert version_of(file) == len(STORES["inbox.db"])
 
 
 async def test_wishes_of_the_first_schema(tmp_path: Path) -> None:
@@ -181,10 +143,10 @@ async def test_positions_and_a_lane_of_the_first_schema(tmp_path: Path, run_dir:
         await lane.close()
 
 
-@pytest.mark.parametrize("name", sorted(_STORES))
+@pytest.mark.parametrize("name", sorted(STORES))
 async def test_a_newer_schema_is_refused_and_left_alone(name: str, tmp_path: Path) -> None:
     """The start stops with one line that says what to do; not a byte of the file is changed."""
-    known = _STORES[name]
+    known = STORES[name]
     further = Migration(len(known) + 1, "further", "create table further(x)")
     file = tmp_path / name
     await write_with(file, [*known, further], ("insert into further values (?)", (1,)))
