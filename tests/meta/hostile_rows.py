@@ -92,6 +92,7 @@ COVERED: Final[Mapping[str, tuple[str, ...]]] = {
     "S-12": (f"{_TOKENS}::test_a_bad_token_opens_nothing",),
     "S-13": (
         f"{_TOKENS}::test_a_bad_token_opens_nothing",
+        f"{_TOKENS}::test_no_token_makes_a_service_look_for_its_key",
         f"{_UNIT}/mesh/test_tokens.py::test_the_key_must_be_named",
     ),
     "S-14": (

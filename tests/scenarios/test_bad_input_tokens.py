@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import time
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from tests.support.raw_socket import End, hello, opened
 from tests.support.recipient_calls import RecipientCalls
 from tests.support.refusals import judge, refusal_of
 from tests.support.site import Metadata, Site
+from tests.support.wait import until
 
 HOUR = 3600.0
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -41,6 +44,10 @@ FORGED = (
     Forged("of another key under a known name", key=OTHER_KEY),
     Forged("of a key that nobody knows", header={"kid": "nobody"}),
     Forged("of a key named like a file", header={"kid": "../../../etc/passwd"}),
+    Forged("of a key named like a statement", header={"kid": "x' OR '1'='1'; drop table keys; --"}),
+    Forged("of a key named in two lines", header={"kid": "a\r\nx-heliograph-caller: operator/dev"}),
+    Forged("of a key with a long name", header={"kid": "k" * 2_000}),
+    Forged("of a key with a name that is too long", header={"kid": "k" * 4_000}),
     Forged("of a key without a name", header={"kid": ""}),
     Forged("with a header that must be understood", header={"crit": ["b64"], "b64": False}),
     Forged("for another audience", {"aud": "billing"}),
@@ -98,6 +105,36 @@ async def test_a_bad_token_opens_nothing(site: Site, forged: Forged) -> None:
     producer, recipient = _forge(site, forged, "producer", "demo"), _forge(site, forged, "recipient", "alice")
     async with site.undisturbed():
         await _try_everywhere(site, producer, recipient, forged.reason)
+
+
+async def test_no_token_makes_a_service_look_for_its_key(site: Site) -> None:
+    """A key that a token brings, or says where to fetch, is not taken, and nobody goes to fetch it."""
+    visits: list[str] = []
+
+    async def visited(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append("somebody came")
+        writer.close()
+
+    public = OTHER_KEY.public_key().public_bytes_raw()
+    jwk = {"kty": "OKP", "crv": "Ed25519", "x": base64.urlsafe_b64encode(public).rstrip(b"=").decode()}
+    async with await asyncio.start_server(visited, "127.0.0.1", 0) as listener, site.undisturbed():
+        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/keys"
+        for header in ({"jku": url}, {"x5u": url}, {"jku": url, "kid": url}, {"jwk": jwk}, {"x5c": [jwk["x"]]}):
+            forged = Forged("of a key of its own", header=header, key=OTHER_KEY)
+            producer, recipient = _forge(site, forged, "producer", "demo"), _forge(site, forged, "recipient", "alice")
+            await _try_everywhere(site, producer, recipient, "TOKEN_INVALID")
+        assert visits == []
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.sockets[0].getsockname()[1])
+        writer.close()
+        await until(lambda: visits == ["somebody came"], 5.0, "the listener to notice who comes")
+
+
+async def test_a_key_with_a_name_of_ten_thousand_letters_opens_no_session(site: Site) -> None:
+    """A first frame has room for it; headers, which have less, are refused before anybody looks into them."""
+    token = _forge(site, Forged("of a key with an endless name", header={"kid": "k" * 10_000}), "recipient", "alice")
+    async with site.undisturbed(), opened(site.live_url, site.tls()) as raw:
+        await raw.say(hello(token))
+        assert await raw.end() == End(4501, "TOKEN_INVALID", ("TOKEN_INVALID",))
 
 
 async def test_a_token_without_a_true_signature_opens_nothing(site: Site) -> None:

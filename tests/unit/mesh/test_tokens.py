@@ -137,6 +137,15 @@ def test_wrong_claims_are_refused(keys: _Keys, changes: dict[str, Any]) -> None:
     assert _refused(keys, keys.token(**changes)).reason == "TOKEN_INVALID"
 
 
+@pytest.mark.parametrize(
+    "kid", ["k" * 10_000, "a\nb", "x' OR '1'='1", "../tokens.pem", 7, ["a"], None, {"a": 1}], ids=str
+)
+def test_a_key_is_one_of_those_that_are_known_by_name(keys: _Keys, kid: object) -> None:
+    """Whatever stands where the name belongs: it is looked up, and not looked at."""
+    claims = jwt.decode(keys.token(), options={"verify_signature": False})
+    assert _refused(keys, _sign(keys.key, {"alg": "EdDSA", "kid": kid}, claims)).reason == "TOKEN_INVALID"
+
+
 def test_a_refusal_says_what_is_wrong_in_words_of_its_own(keys: _Keys) -> None:
     """A developer learns which part of the token to look at, and not the name of an exception."""
     good = keys.token()
