@@ -18,7 +18,7 @@ from tests.support.publishing import publish_request
 from tests.support.site import Site
 from tests.support.stored import records
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.timeout(90)
 
 IN_PROCESSES = pytest.mark.parametrize(
     "site",
@@ -35,6 +35,7 @@ VARIANTS = 11
 # ---------------------------------------------------------------- the old side is the old one
 
 
+@pytest.mark.processes
 async def test_the_old_peer_runs_the_baselines_code() -> None:
     """What follows is no talk of today's code with itself."""
     async with running("where", {}) as peer:
@@ -47,6 +48,7 @@ async def test_the_old_peer_runs_the_baselines_code() -> None:
 # ---------------------------------------------------------------- records
 
 
+@pytest.mark.processes
 async def test_what_today_writes_the_baseline_reads_and_passes_on() -> None:
     """Each message with every field set: the old side sees what it knows and loses nothing that it does not."""
     async with running("where", {}) as peer:
@@ -62,6 +64,7 @@ async def test_what_today_writes_the_baseline_reads_and_passes_on() -> None:
         assert _parsed(mine["name"], seen["bytes"]) == _parsed(mine["name"], mine["bytes"]), mine["name"]
 
 
+@pytest.mark.processes
 async def test_what_the_baseline_wrote_today_reads() -> None:
     """Each message that an old process left behind means the same today, field by field."""
     async with running("write", {"variants": VARIANTS}) as peer:
@@ -116,22 +119,24 @@ def _agree(mine: Any, seen: Any, where: str) -> None:
 # ---------------------------------------------------------------- old client, today's services
 
 
-@IN_PROCESSES
 @pytest.mark.parametrize("form", ["json", "proto"])
 async def test_an_old_client_uses_todays_services(site: Site, form: str) -> None:
-    """It publishes, receives live, marks, lists and changes preferences, beside fields that it has never heard of."""
+    """It publishes, receives live, marks, lists and changes preferences, beside fields that it has never heard of.
+
+    At the services' own doors, and through the edge.
+    """
     recipient = f"{RECIPIENT}-{form}"
     owner = site.bearer("recipient", recipient)
     await _give_wishes(site, owner)
-    folder = site.cluster.running.run_dir
     told = {
         "form": form,
+        "roots": str(site.certs_dir / "ca" / "bundle.pem") if site.mesh else "",
         "recipient": recipient,
         "websocket": site.live_url,
         "producer_token": site.cluster.token("demo", role="producer"),
         "recipient_token": site.cluster.token(recipient),
         "expected": 3,
-        **{service: f"unix:{folder}/{service}.sock" for service in ("ingest", "delivery", "prefs")},
+        **{service: _target(site, service) for service in ("ingest", "delivery", "prefs")},
     }
     async with running("client", told) as peer:
         assert (await peer.answer("ready"))["cursor"]
@@ -158,6 +163,12 @@ async def test_an_old_client_uses_todays_services(site: Site, form: str) -> None
     # Its update named categories alone; a mute that it does not know of is still there.
     wishes = await _wishes(site, owner)
     assert [mute.topic_id for mute in wishes.preferences.mutes] == ["weather"]
+
+
+def _target(site: Site, service: str) -> str:
+    """Returns where an app or a producer calls a service."""
+    running = site.cluster.running
+    return running.edge if site.mesh else f"unix:{running.run_dir}/{service}.sock"
 
 
 async def _give_wishes(site: Site, owner: tuple[tuple[str, str], ...]) -> None:
@@ -189,6 +200,7 @@ async def _wishes(site: Site, owner: tuple[tuple[str, str], ...]) -> prefs_servi
 # ---------------------------------------------------------------- today's client, old services
 
 
+@pytest.mark.processes
 async def test_todays_sdk_uses_old_services(run_dir: Path) -> None:
     """It publishes to an old ingest, and receives from an old gateway and acks there."""
     socket = f"unix:{run_dir}/old.sock"

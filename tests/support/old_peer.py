@@ -14,9 +14,11 @@ import functools
 import importlib
 import json
 import pkgutil
+import ssl
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -177,11 +179,12 @@ async def _client(told: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     from heliograph.type.v1 import notification_pb2
 
     address, form = told["websocket"], told["form"]
+    context = ssl.create_default_context(cafile=told["roots"]) if told["roots"] else None
     async with (
-        websockets.connect(address, subprotocols=[_FORMS[form]], max_size=None) as connection,  # type: ignore[list-item] # a NewType of str
-        grpc.aio.insecure_channel(told["ingest"]) as ingest,
-        grpc.aio.insecure_channel(told["delivery"]) as delivery,
-        grpc.aio.insecure_channel(told["prefs"]) as prefs,
+        websockets.connect(address, subprotocols=[_FORMS[form]], max_size=None, ssl=context) as connection,  # type: ignore[list-item] # a NewType of str
+        _channel(told, "ingest") as ingest,
+        _channel(told, "delivery") as delivery,
+        _channel(told, "prefs") as prefs,
     ):
         session = Session(connection, form)
         await session.say(hello=session.frames.Hello(token=told["recipient_token"], device_id="old"))
@@ -201,6 +204,14 @@ async def _client(told: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
                 pass
         async for answer in _ask(delivery, prefs, told):
             yield answer
+
+
+def _channel(told: dict[str, Any], service: str) -> grpc.aio.Channel:
+    """Opens a channel to the edge, or to a service's own socket where no certificate is to be checked."""
+    if not told["roots"]:
+        return grpc.aio.insecure_channel(told[service])
+    credentials = grpc.ssl_channel_credentials(Path(told["roots"]).read_bytes())
+    return grpc.aio.secure_channel(told[service], credentials, [("grpc.ssl_target_name_override", "localhost")])
 
 
 async def _publish(ingest: grpc.aio.Channel, told: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
