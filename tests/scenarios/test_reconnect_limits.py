@@ -14,7 +14,7 @@ from tests.support.apps import Apps
 from tests.support.audience import audience, load
 from tests.support.device import checksum, window
 from tests.support.ledger import Ledger
-from tests.support.shapes import PROCESSES, running
+from tests.support.shapes import BOTH, PROCESSES, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(90)
@@ -27,9 +27,13 @@ _SHORT = {"GATEWAY_BEHIND_LIMIT": "2", "GATEWAY_SESSION_AGE": "4"}
 _LARGE = "☂" * 3_900
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[PROCESSES])
+# Behind an edge, its buffers are in the way of being slow.
+AT_A_NODE = pytest.mark.parametrize("apps", [PROCESSES], indirect=True, scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
 async def apps(request: pytest.FixtureRequest) -> AsyncIterator[Apps]:
-    """A cluster with short limits. Behind an edge, its buffers are in the way of being slow."""
+    """A cluster with short limits."""
     async with running(request.param, settings=_SHORT) as cluster:
         yield Apps(cluster)
 
@@ -63,6 +67,7 @@ def log_lines(apps: Apps, event: str) -> list[dict[str, object]]:
     return found
 
 
+@AT_A_NODE
 async def test_a_slow_reader_is_caught_up_from_the_inbox(apps: Apps, publisher: Publisher) -> None:
     """While its socket is full nothing is kept for it; once it reads it gets the rest by replay, in this session."""
     async with apps.device("ada", narrow=True) as slow, apps.device("ben") as other:
@@ -87,6 +92,7 @@ async def test_a_slow_reader_is_caught_up_from_the_inbox(apps: Apps, publisher: 
         assert slow.closed is None
 
 
+@AT_A_NODE
 async def test_a_reader_that_stays_behind_is_closed_and_loses_nothing(apps: Apps, publisher: Publisher) -> None:
     """Too slow for too long ends the session with its code; the next one brings the rest, and neighbours live on."""
     async with apps.device("cat", narrow=True) as slow, apps.device("dan") as other:
