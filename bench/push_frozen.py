@@ -1,7 +1,8 @@
 """What healthy sessions see while others do not read, on the whole way of a notification, direct or through the mesh.
 
 Events are published at a steady rate to all of them, frozen ones included. Before that large events fill what lies
-between the frozen ones and their node: sockets and, through the mesh, the buffers of edge and sidecar.
+between the frozen ones and their node: sockets and, through the mesh, the buffers of edge and sidecar. Where nobody is
+frozen the same large events go to as many recipients that are not there, so that the stores have as much to carry.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+from collections.abc import Iterator
 
 import msgspec
 
@@ -24,6 +26,8 @@ _PADDING = 3_900
 _STUFFING = 60
 _STUFFINGS = 8
 _BEHIND = "heliograph_gateway_behind_total"
+# A node closes them after a while; here they stay.
+_PATIENT = {"HELIOGRAPH_GATEWAY_BEHIND_LIMIT": "600"}
 
 
 class Frozen(msgspec.Struct, frozen=True):
@@ -68,52 +72,52 @@ def measure(sessions: int, share: float, rate: float, seconds: float, rounds: in
     """
     seen: dict[bool, list[Spread]] = {False: [], True: []}
     count, stuck, behind, missing = max(1, round(sessions * share)), 0, 0, 0
-    with Installation(direct=direct, gateways=1) as installation:
+    with Installation(direct=direct, gateways=1, environ=_PATIENT) as installation:
         (node,) = installation.gateways()
+        times = 0
         for number in range(2 * rounds):
-            frozen = number % 2 == 1
-            before = installation.metrics(node).get(_BEHIND, 0.0)
-            receipts, due = _round(installation, node, number, sessions, count * frozen, rate, seconds)
+            frozen = number % 2 == 0
+            healthy = [f"h{number}-{index:05d}" for index in range(sessions)]
+            others = [f"z{number}-{index:05d}" for index in range(count)]
+            with _sessions(installation, healthy, others if frozen else []) as crowd:
+                before = installation.metrics(node).get(_BEHIND, 0.0)
+                times = _stuff(installation, node, others, count if frozen else None, times=times)
+                quiet(installation.pids())
+                everybody = random.Random(number).sample([*healthy, *others], sessions + count)
+                _publish(installation, everybody, Load("frozen", rate, batch=10), seconds)
+                quiet(installation.pids())
+                receipts = crowd.end().receipts
             seen[frozen].append(spread(receipts))
-            missing += due - len(receipts)
-            if frozen:
-                stuck += count
-                behind += round(installation.metrics(node).get(_BEHIND, 0.0) - before)
+            every = itertools.islice(itertools.cycle(everybody), round(rate * seconds))
+            missing += sum(name.startswith("h") for name in every) - len(receipts)
+            stuck += count * frozen
+            behind += round(installation.metrics(node).get(_BEHIND, 0.0) - before)
     usual, beside = (sorted(seen[frozen], key=lambda one: one.p99)[rounds // 2] for frozen in (False, True))
     return Frozen(direct, usual, beside, share, stuck, behind, missing)
 
 
-def _round(
-    installation: Installation, node: str, number: int, sessions: int, frozen: int, rate: float, seconds: float
-) -> tuple[list[int], int]:
-    """Returns the receipts of the healthy sessions, and how many were due to them."""
-    healthy = [f"h{number}-{index:05d}" for index in range(sessions)]
-    stuck = [f"z{number}-{index:05d}" for index in range(frozen)]
+@contextlib.contextmanager
+def _sessions(installation: Installation, healthy: list[str], stuck: list[str]) -> Iterator[Crowd]:
+    """Connects sessions, of which some do not read; yields those that do."""
     with contextlib.ExitStack() as stack:
         crowd = stack.enter_context(Crowd(live_order(installation, healthy)))
         if stuck:
             order = msgspec.structs.replace(live_order(installation, stuck), frozen=len(stuck))
             stack.enter_context(Crowd(order)).wait()
         crowd.wait()
-        if stuck:
-            _stuff(installation, node, stuck)
-        quiet(installation.pids())
-        everybody = random.Random(number).sample([*healthy, *stuck], len(healthy) + len(stuck))
-        _publish(installation, everybody, Load("frozen", rate, batch=10), seconds)
-        quiet(installation.pids())
-        published = round(rate * seconds)
-        due = sum(name.startswith("h") for name in itertools.islice(itertools.cycle(everybody), published))
-        return crowd.end().receipts, due
+        yield crowd
 
 
-def _stuff(installation: Installation, node: str, stuck: list[str]) -> None:
-    """Publishes large events until the node has found a socket full for each frozen session, or for long enough."""
+def _stuff(installation: Installation, node: str, recipients: list[str], until: int | None, *, times: int) -> int:
+    """Publishes large events until the node has found so many sockets full, else so many times; returns how many."""
+    times = times if until is None else _STUFFINGS
     before = installation.metrics(node).get(_BEHIND, 0.0)
-    for _ in range(_STUFFINGS):
-        load = Load("stuffing", rate=_STUFFING * len(stuck) / 3.0, audience=len(stuck))
-        _publish(installation, stuck, load, 3.0, padding=_PADDING)
-        if installation.metrics(node).get(_BEHIND, 0.0) - before >= len(stuck):
-            return
+    for number in range(1, times + 1):
+        load = Load("stuffing", rate=_STUFFING * len(recipients) / 3.0, audience=len(recipients))
+        _publish(installation, recipients, load, 3.0, padding=_PADDING)
+        if until is not None and installation.metrics(node).get(_BEHIND, 0.0) - before >= until:
+            return number
+    return times
 
 
 def _publish(installation: Installation, recipients: list[str], load: Load, seconds: float, padding: int = 0) -> None:

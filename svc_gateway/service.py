@@ -386,7 +386,9 @@ class Gateway:
             self.run(connection, session, session.tick(now, self._random()))
             if session.state is not State.CLOSING:
                 self._wheel.schedule(connection)
-        self._backlog.count()
+        for connection in self._backlog.overdue():
+            session = session_of(connection)
+            self.run(connection, session, session.close(CloseCode.TOO_SLOW, "SLOW_CONSUMER"))
         self.metrics.backlog.set(self._backlog.waiting)
 
     # ------------------------------------------------------------ the end

@@ -123,6 +123,9 @@ class Wheel:
 class Backlog:
     """The bytes that wait in all transports. When they are too many, the fattest sessions are behind first.
 
+    Those that were behind for it before, and still keep too much waiting, have to go: what a replay wrote in one go, or
+    a transport took before it was full, may be beyond the limit.
+
     Only connections that were written to since the last count are looked at.
     """
 
@@ -146,6 +149,7 @@ class Backlog:
         self._writable = writable
         self._written: set[ClientConnection] = set()
         self._stopped: set[ClientConnection] = set()
+        self._warned: set[ClientConnection] = set()
         self._fresh = 0
 
     def note(self, connection: ClientConnection, size: int) -> None:
@@ -173,7 +177,24 @@ class Backlog:
             self._stopped.discard(connection)
             self._writable(connection)
 
+    def overdue(self) -> list[ClientConnection]:
+        """Counts, and returns who has to go: the fattest of those that were stopped when this was asked before."""
+        self.count()
+        found: list[ClientConnection] = []
+        surplus = self.waiting - self._limit
+        for connection in sorted(self._warned & self._stopped, key=_buffered, reverse=True) if surplus > 0 else ():
+            if surplus <= 0:
+                break
+            surplus -= connection.buffered
+            found.append(connection)
+        self._warned = set(self._stopped)
+        return found
+
     def forget(self, connection: ClientConnection) -> None:
         """The connection is gone."""
-        self._written.discard(connection)
-        self._stopped.discard(connection)
+        for connections in (self._written, self._stopped, self._warned):
+            connections.discard(connection)
+
+
+def _buffered(connection: ClientConnection) -> int:
+    return connection.buffered

@@ -55,7 +55,8 @@ class GatewaySettings(ServiceSettings):
         30.0, description="seconds a session may be behind before it is closed, above 0"
     )
     backlog_bytes: Annotated[int, Field(ge=65_536)] = Field(
-        256 * 1024 * 1024, description="bytes that may wait in all sessions' sockets together, from 65536"
+        256 * 1024 * 1024,
+        description="bytes that may wait in all sessions' sockets, from 65536; beyond them the fattest are closed",
     )
     replay_limit: Annotated[int, Field(ge=1, le=400)] = Field(
         128, description="replays that are read at once, 1 to 400; more wait"

@@ -123,6 +123,23 @@ def test_a_stopped_session_is_freed_when_it_has_drained() -> None:
     assert backlog.waiting == 0
 
 
+def test_who_keeps_too_much_waiting_has_to_go() -> None:
+    """The fattest of those that were told before, as many as it takes; nobody who has drained, and nobody at once."""
+    told = _Told()
+    backlog = told.backlog(1_000)
+    thin, fat, drained = Bench(), Bench(), Bench()
+    for bench, size in ((thin, 700), (fat, 900), (drained, 800)):
+        bench.connection.write(b"x" * size)
+        backlog.note(bench.connection, 1)
+    assert backlog.overdue() == []
+    drained.transport.sent.clear()
+    assert set(told.behind) == {fat.connection, drained.connection}
+    assert backlog.overdue() == [fat.connection]
+    backlog.forget(fat.connection)
+    assert backlog.overdue() == []
+    assert backlog.waiting == 700
+
+
 def test_much_that_is_written_is_counted_at_once() -> None:
     """The limit does not wait for the next tick."""
     told = _Told()
