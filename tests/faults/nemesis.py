@@ -11,15 +11,18 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from mesh.lanes import Record
 from tests.faults import history
 from tests.faults.actors import now
 from tests.faults.history import Recorder
 from tests.faults.proxy import HEALTHY, Proxy, Toxics
+from tests.support import damage
 from tests.support.cluster import Cluster
 from tests.support.shapes import name_of
 from tests.support.wait import until
 
 _EVIDENCE_LIMIT_S = 10.0
+_UNREADABLE = b"\xff\xff\xff"
 
 
 class Nemesis:
@@ -129,6 +132,13 @@ class Nemesis:
                 # It may be gone: then its successor has limits of its own.
                 with contextlib.suppress(ProcessLookupError):
                     resource.prlimit(pid, kind, before)
+
+    async def spoil(self, lane: str) -> None:
+        """Puts a record that nobody can read into a lane of events."""
+        async with self.fault("F-29", lane) as evidence:
+            await damage.append(self._cluster, lane, Record(b"", _UNREADABLE))
+            self._recorder.add(history.Poisoned(at=now(), lane=lane))
+            evidence.append(f"record of {len(_UNREADABLE)} bytes appended")
 
     async def reset(self, row: str, target: str, proxies: Sequence[Proxy], *, device: bool = False) -> None:
         """Resets every connection of links."""

@@ -86,8 +86,8 @@ async def read_inboxes(
     await asyncio.gather(*(one(recipient) for recipient in recipients))
 
 
-async def read_aside(calls: Calls, *, recorder: Recorder, clock: Callable[[], float]) -> None:
-    """Writes down the records that fan-out could not read."""
+async def read_aside(calls: Calls, *, recorder: Recorder, clock: Callable[[], float], since: float = 0.0) -> None:
+    """Writes down the records that fan-out has put aside since a time, by the wall clock."""
     answer: fanout_service_pb2.ListParkedResponse = await calls.call(
         "fanout",
         lambda channel: fanout_service_pb2_grpc.FanoutServiceStub(channel).ListParked,
@@ -95,6 +95,8 @@ async def read_aside(calls: Calls, *, recorder: Recorder, clock: Callable[[], fl
         OPERATOR,
     )
     for record in answer.records:
+        if record.park_time.ToNanoseconds() / 1e9 < since:
+            continue
         source = f"{record.lane}/{record.partition}/{record.offset}"
         recorder.add(
             history.Letter(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from heliograph.delivery.v1 import dead_letter_service_pb2, dead_letter_service_pb2_grpc
 from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc
 from heliograph_cli.connection import Actor, Connection
 from mesh.channel import Channels
@@ -92,6 +94,10 @@ class Run:
             clashes=habits.clashes,
         )
         self._system = Recorder(folder / "system.jsonl")
+        # What the cluster's earlier runs have put aside is none of this one's.
+        self._began = time.time()
+        # When a letter was first sent again.
+        self._redriven: dict[str, float] = {}
 
     def now(self) -> float:
         """The clock of its history."""
@@ -109,6 +115,44 @@ class Run:
     async def keeps_wishes(self) -> None:
         """Waits until an event was accepted that is surely not for one of its recipients."""
         await until(lambda: self.load.unwanted > 0, SETTLE_LIMIT_S, "an event that somebody does not want")
+
+    # ------------------------------------------------------------ what was given up
+
+    async def has_letters(self) -> bool:
+        """Whether anything of its people's was given up."""
+        async with self.cluster.connection() as connection:
+            return bool(await self._read_letters(connection, self._redriven.get, left=False))
+
+    async def redrive(self) -> int:
+        """Sends the dead letters of its people on their way again, as an operator does; returns how many go."""
+        async with self.cluster.connection() as connection:
+            began = now()
+            letter_ids = await self._read_letters(
+                connection, lambda letter_id: self._redriven.get(letter_id, began), left=False
+            )
+            self._redriven |= {letter_id: began for letter_id in letter_ids if letter_id not in self._redriven}
+            if not letter_ids:
+                return 0
+            answer: dead_letter_service_pb2.RedriveDeadLettersResponse = await connection.call(
+                "delivery",
+                lambda channel: dead_letter_service_pb2_grpc.DeadLetterServiceStub(channel).RedriveDeadLetters,
+                dead_letter_service_pb2.RedriveDeadLettersRequest(dead_letter_ids=letter_ids),
+                reading.OPERATOR,
+            )
+            return answer.redriven_count
+
+    async def _read_letters(
+        self, connection: Connection, redriven: Callable[[str], float | None], *, left: bool = True
+    ) -> list[str]:
+        return await reading.read_letters(
+            connection,
+            self._recipients,
+            tenant=TENANT,
+            recorder=self._system,
+            clock=now,
+            redriven=redriven,
+            left=left,
+        )
 
     # ------------------------------------------------------------ the end
 
@@ -144,8 +188,8 @@ class Run:
                 clock=now,
                 may_be_gone=self._owed.may_be_gone,
             )
-            await reading.read_aside(connection, recorder=self._system, clock=now)
-            await reading.read_letters(connection, self._recipients, tenant=TENANT, recorder=self._system, clock=now)
+            await reading.read_aside(connection, recorder=self._system, clock=now, since=self._began)
+            await self._read_letters(connection, self._redriven.get)
             await reading.read_lanes(connection, recorder=self._system, clock=now)
         await self._read_registry()
         self._tell_missing()

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import pytest
 
+from bench.demo_letters import CATEGORY
+from tests.faults.aside import ROWS_REFUSED
 from tests.faults.judging import judged
 from tests.faults.rig import Habits
+from tests.support import damage
 from tests.support.cluster import Cluster
 from tests.support.shapes import BOTH, MESH, PROCESSES
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+# What the store refuses is given up while a run lasts.
+SETTINGS = {"DELIVERY_RETRY_DELAYS": "0.2,0.2"}
 # An ack is waited for ten seconds.
 _TOO_LATE_S = 12.0
+_GIVEN_UP_LIMIT_S = 30.0
+# The number of an event of the test's own: the load's are smaller.
+_REFUSED = 1_000_000
 _in_both = pytest.mark.parametrize("cluster", BOTH, indirect=True)
 
 # Who dies, under the row of the catalogue that it is.
@@ -31,11 +40,34 @@ _KILLS = (
 
 @_in_both
 async def test_every_service_is_killed_under_load(cluster: Cluster) -> None:
-    """SIGKILL of each in turn, each when the one before has just come back: lost 0, shown twice 0."""
+    """SIGKILL of each in turn, each when the one before has just come back: lost 0, shown twice 0.
+
+    Meanwhile there is a record that nobody can read: it is put aside, and nobody waits for it.
+    """
     async with judged(cluster, "killed-") as run:
+        await run.nemesis.spoil("normal")
         for row, victim in _KILLS:
             await run.nemesis.kill(row, victim)
             await run.flows(5)
+
+
+# On Cassandra a refused partition takes no acks either: this is of one row.
+@pytest.mark.thorough
+@_in_both
+async def test_what_is_given_up_under_load_comes_when_it_is_redriven(cluster: Cluster) -> None:
+    """A store refuses a row: its dead letter has what it needs, outlives delivery, and lost is nothing."""
+    async with judged(cluster, "given-up-") as run:
+        recipients = [run.screens[0].device.recipient, run.screens[-1].device.recipient]
+        async with run.nemesis.fault(ROWS_REFUSED, "inbox") as evidence:
+            with damage.refusing_store(cluster, recipients[0]).refusing():
+                event_id = await run.producer.publish(recipients, number=_REFUSED, category=CATEGORY)
+                assert event_id is not None
+                await until(run.has_letters, _GIVEN_UP_LIMIT_S, "the row is given up")
+                evidence.append(f"the row of {event_id} was given up")
+        await run.nemesis.kill("F-63", "delivery")
+        await until(lambda: event_id in run.screens[-1].shown, _GIVEN_UP_LIMIT_S, "the other row is there")
+        assert event_id not in run.screens[0].shown
+        assert await run.redrive() == 1
 
 
 @pytest.mark.thorough
