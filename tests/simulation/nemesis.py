@@ -15,7 +15,7 @@ from tests.faults.history import Recorder
 from tests.simulation.replicas import Weak, Weakness
 from tests.simulation.script import REPLICAS, Act
 from tests.simulation.wiring import Cluster
-from tests.simulation.world import Host, Trouble, World
+from tests.simulation.world import WALL_BASE_S, Host, Trouble, World
 
 _RESTART_S = (0.1, 5.0)
 _ALL = 1_000_000
@@ -103,7 +103,8 @@ class Nemesis:
 
     async def _poison(self, lane: str) -> None:
         async with self.fault("F-29", lane) as evidence:
-            _poison(self._folder / "data" / "lanes" / f"{lane}.db", self._world.loop.time())
+            # By the wall clock: whatever is older than a week is trimmed.
+            _poison(self._folder / "data" / "lanes" / f"{lane}.db", WALL_BASE_S + self._world.loop.time())
             self._recorder.add(history.Poisoned(at=self._world.loop.time(), lane=lane))
             evidence.count("record of three bytes appended", 1)
 

@@ -162,7 +162,10 @@ class _Run:
             for node in NODES:
                 self._cluster.network.reset(_name_of(screen), node)
         await asyncio.sleep(self._limits.receive + 1.0)
-        await self._reader.read_everything(self._recipients, producer.accepted, self._screens)
+        try:
+            await self._reader.read_everything(self._recipients, producer.accepted, self._screens)
+        except Failure as failure:
+            self._world.broken.append(f"what there is in the end could not be read: {failure.message}")
         self._note_positions()
         for recorder in self._recorders:
             recorder.close()
