@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from bench import publishers
+from bench import listeners, publishers
 from bench.crowd import Crowd, live_order
 from bench.e2e import Load, output, publisher_order, start
 from bench.installation import Installation
@@ -25,6 +25,7 @@ _PADDING = 3_900
 # Large events for each frozen reader in one go; a node keeps no more of them than a class of an inbox holds.
 _STUFFING = 60
 _STUFFINGS = 8
+_FOLLOW_UP_S = 11.0
 _BEHIND = "heliograph_gateway_behind_total"
 # A node closes them after a while; here they stay.
 _PATIENT = {"HELIOGRAPH_GATEWAY_BEHIND_LIMIT": "600"}
@@ -82,9 +83,14 @@ def measure(sessions: int, share: float, rate: float, seconds: float, rounds: in
             with _sessions(installation, healthy, others if frozen else []) as crowd:
                 before = installation.metrics(node).get(_BEHIND, 0.0)
                 times = _stuff(installation, node, others, count if frozen else None, times=times)
-                quiet(installation.pids())
                 everybody = random.Random(number).sample([*healthy, *others], sessions + count)
-                _publish(installation, everybody, Load("frozen", rate, batch=10), seconds)
+                load = Load("frozen", rate, batch=10)
+                # What was stuffed is looked at again after ten seconds, and whoever has slept is slow at first.
+                for duration in (_FOLLOW_UP_S, seconds):
+                    quiet(installation.pids())
+                    crowd.begin(listeners.Command(forget=True))
+                    crowd.wait()
+                    _publish(installation, everybody, load, duration)
                 quiet(installation.pids())
                 receipts = crowd.end().receipts
             seen[frozen].append(spread(receipts))

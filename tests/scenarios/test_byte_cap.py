@@ -1,4 +1,7 @@
-"""What may wait in all the sockets of a node together is bounded: sessions that do not read pay for it, nobody else."""
+"""What may wait in all the sockets of a node together is bounded: sessions that do not read pay for it, nobody else.
+
+Behind an edge, its buffers are in the way of that: they hold more than what a window has.
+"""
 
 from __future__ import annotations
 

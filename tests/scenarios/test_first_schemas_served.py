@@ -18,7 +18,7 @@ from tests.support.first_schemas import STORES, version_of, write_first
 from tests.support.publishing import publish_request, request_id
 from tests.support.recipient_calls import calls_of
 from tests.support.refusals import judge, refusal_of
-from tests.support.shapes import PROCESSES
+from tests.support.shapes import BOTH
 from tests.support.site import Site
 from tests.support.wait import until
 
@@ -69,7 +69,7 @@ async def _leave_behind(data: Path, now: float) -> None:
     await write_first(data, "positions.db", ("insert into positions values (?, ?, ?)", ("normal", 77, 1)))
 
 
-@pytest.mark.parametrize("shape", [PROCESSES])
+@pytest.mark.parametrize("shape", BOTH)
 async def test_a_cluster_serves_what_the_first_release_left_behind(shape: Shape, run_dir: Path) -> None:
     """Old rows are listed, wishes and answered requests count, and the lane is read on from where it was left."""
     now = time.time()
