@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 
-from heliograph_client import Receipt
 from tests.support.apps import Apps
-from tests.support.cluster import Cluster, Shape
+from tests.support.cluster import Shape
 from tests.support.device import Device
+from tests.support.large_events import publish_large
 from tests.support.shapes import PROCESSES, running
 from tests.support.site import Site
 from tests.support.wait import until
@@ -23,20 +23,6 @@ pytestmark = pytest.mark.timeout(60)
 # The least there is; a session that does not read may have more than that by a page of its replay.
 _CAP, _SLOW, _EVENTS = 65_536, 4, 40
 _TOO_SLOW = 4002
-# As much as an event may hold, about: characters of three bytes.
-_LARGE = "☂" * 3_900
-
-
-async def _publish(cluster: Cluster, recipients: list[str]) -> list[str]:
-    async with cluster.publisher() as publisher:
-        prepared = [
-            publisher.prepare(category="general", to=recipients, title=f"large {number}", body=_LARGE)
-            for number in range(_EVENTS)
-        ]
-        answers = await publisher.publish_batch(prepared)
-    receipts = [answer for answer in answers if isinstance(answer, Receipt)]
-    assert len(receipts) == _EVENTS, answers
-    return [receipt.event_id for receipt in receipts]
 
 
 def _is_over(device: Device, ids: list[str]) -> bool:
@@ -56,7 +42,8 @@ async def test_sessions_that_do_not_read_share_what_a_node_keeps_and_a_neighbour
             await device.ready()
         for device in slow:
             device.stop_reading()
-        ids = await _publish(cluster, [*names, "neighbour"])
+        async with cluster.publisher() as publisher:
+            ids = await publish_large(publisher, [*names, "neighbour"], _EVENTS)
         await neighbour.has(*ids)
 
         async def is_bounded() -> bool:

@@ -9,10 +9,11 @@ import pytest
 import pytest_asyncio
 
 from heliograph.type.v1.notification_pb2 import NotificationState
-from heliograph_client import Publisher, Receipt
+from heliograph_client import Publisher
 from tests.support.apps import Apps
 from tests.support.audience import audience, load
 from tests.support.device import checksum, window
+from tests.support.large_events import publish_large
 from tests.support.ledger import Ledger
 from tests.support.shapes import BOTH, PROCESSES, running
 from tests.support.wait import until
@@ -23,8 +24,6 @@ _TOO_SLOW, _TOKEN_EXPIRED, _BROKEN = 4002, 4003, 1006
 _SETTLE_LIMIT_S = 40.0
 # A session may be behind for 30 s, and lives for hours, unless told otherwise.
 _SHORT = {"GATEWAY_BEHIND_LIMIT": "2", "GATEWAY_SESSION_AGE": "4"}
-# As much as an event may hold, about: characters of three bytes.
-_LARGE = "☂" * 3_900
 
 
 # Behind an edge, its buffers are in the way of being slow.
@@ -45,18 +44,6 @@ async def publisher(apps: Apps) -> AsyncIterator[Publisher]:
         yield publisher
 
 
-async def publish(publisher: Publisher, recipients: list[str], count: int) -> list[str]:
-    """Publishes large events and returns their ids, oldest first."""
-    prepared = [
-        publisher.prepare(category="general", to=recipients, title=f"large {number}", body=_LARGE)
-        for number in range(count)
-    ]
-    answers = await publisher.publish_batch(prepared)
-    receipts = [answer for answer in answers if isinstance(answer, Receipt)]
-    assert len(receipts) == count, answers
-    return [receipt.event_id for receipt in receipts]
-
-
 def log_lines(apps: Apps, event: str) -> list[dict[str, object]]:
     """Returns what the gateway nodes logged under a name."""
     found = []
@@ -74,7 +61,7 @@ async def test_a_slow_reader_is_caught_up_from_the_inbox(apps: Apps, publisher: 
         await slow.ready()
         await other.ready()
         slow.stop_reading()
-        ids = await publish(publisher, ["ada", "ben"], 40)
+        ids = await publish_large(publisher, ["ada", "ben"], 40)
         # The neighbour has it all before the slow one has read anything.
         await other.has(*ids)
         early = len(slow.ids)
@@ -99,7 +86,7 @@ async def test_a_reader_that_stays_behind_is_closed_and_loses_nothing(apps: Apps
         cursor = (await slow.ready()).cursor
         await other.ready()
         slow.stop_reading()
-        ids = await publish(publisher, ["cat", "dan"], 60)
+        ids = await publish_large(publisher, ["cat", "dan"], 60)
         await other.has(*ids)
 
         def ended() -> list[object]:
