@@ -40,6 +40,7 @@ _SQLITE_HEADER = b"SQLite format 3\0"
 _LARGEST_SKEW_S = 2.0
 _SET_CLOCK = "set this machine's clock, best by NTP, then `heliograph down` and `heliograph up`"
 _CLOCK_SET = "put the clock right; if it is right now and was wrong before, `heliograph down`, then `heliograph up`"
+_UNHEALTHY_PEERS = "one that was just started again is found within seconds: ask again, then read the named peer's log"
 _PACKAGES = ("heliograph", "grpcio", "protobuf", "cryptography", "websockets")
 _WITHOUT_VERSION = "0"
 
@@ -286,16 +287,22 @@ async def processes(patient: Patient) -> list[Finding]:
     # As they were started: the folder's name depends on the path and the environment of who asks.
     run, findings = Path(running.run_dir), []
     for name, one in running.processes.items():
+        peers: list[str] = []
         if one.kind == "service":
             well = await health.serves(run / f"{name}.sock", direct=running.direct)
         else:
-            well = await envoys.is_ready(str(run / f"{name.removesuffix('-envoy')}.admin"))
+            admin = str(run / f"{name.removesuffix('-envoy')}.admin")
+            well = await envoys.takes_calls(admin)
+            peers = await envoys.unhealthy_peers(admin) or []
         if one.kind == "service" and await health.clock_was_set(run / f"{name}.sock", direct=running.direct):
             text = f"{name}: the clock of this machine was set while it ran, or differs from presence's"
             findings.append(Finding("fail", "clock", text, _CLOCK_SET))
         elif not well:
             text = f"{name} does not serve ({one.state}, pid {one.pid}, {one.restart_count} restarts)"
             findings.append(Finding("fail", "processes", text, f"heliograph logs {name}"))
+        elif peers:
+            text = f"{name} serves, but finds not all healthy of {', '.join(peers)}"
+            findings.append(Finding("fail", "processes", text, _UNHEALTHY_PEERS))
         elif one.restart_count:
             text = f"{name} was started again {one.restart_count} times"
             findings.append(Finding("warn", "processes", text, f"heliograph logs {name} --level warning"))

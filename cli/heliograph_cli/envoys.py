@@ -103,16 +103,31 @@ async def is_ready(admin: str) -> bool:
     A peer that was not there at the first check is looked at again after seconds only: without waiting for that, the
     first calls through a fresh mesh would be refused.
     """
-    if not await process.is_ready(admin):
-        return False
+    return await takes_calls(admin) and await unhealthy_peers(admin) == []
+
+
+async def takes_calls(admin: str) -> bool:
+    """Says whether an Envoy takes calls and has certificates, whatever it finds of its peers."""
+    return await process.is_ready(admin)
+
+
+async def unhealthy_peers(admin: str) -> list[str] | None:
+    """Returns the peers of an Envoy of which it finds some not healthy, as "fanout (0 of 1)"; None when it is silent.
+
+    A peer that came back counts as healthy after the next check only, which may be seconds away.
+    """
     try:
         _, text = await process.ask(admin, "GET", "/stats?filter=membership_(healthy|total)$")
     except (OSError, TimeoutError, ValueError):
-        return False
+        return None
     counts: dict[str, dict[str, int]] = {}
     for cluster, what, number in _MEMBERS.findall(text):
         counts.setdefault(cluster, {})[what] = int(number)
-    return all(count.get("healthy") == count.get("total") for count in counts.values())
+    return [
+        f"{cluster} ({count.get('healthy')} of {count.get('total')})"
+        for cluster, count in sorted(counts.items())
+        if count.get("healthy") != count.get("total")
+    ]
 
 
 async def stop_listening(admin: str) -> None:

@@ -17,6 +17,7 @@ from heliograph_cli.record import UpRecord
 from mesh.envoy import certs
 from mesh.tokens import create_signing_key
 from tests.support import echo
+from tests.support.envoy_admin import envoy_admin
 from tests.support.wait import until
 
 
@@ -125,6 +126,33 @@ async def test_a_service_that_does_not_serve_is_found(place: Folders) -> None:
     (finding,) = await doctor.processes(Patient(place, running, None, None, None))
     assert finding.level == "fail"
     assert finding.text.startswith("ingest does not serve")
+
+
+@pytest.mark.parametrize(
+    ("ready", "healthy", "text"),
+    [
+        (200, 1, "1 serve"),
+        (200, 0, "ingest-envoy serves, but finds not all healthy of fanout (0 of 1)"),
+        (503, 0, "ingest-envoy does not serve (serving, pid {pid}, 0 restarts)"),
+    ],
+)
+async def test_an_envoy_whose_peer_is_gone_is_told_from_one_that_does_not_serve(
+    place: Folders, run_dir: Path, ready: int, healthy: int, text: str
+) -> None:
+    """The peer is named: the log of the Envoy would say nothing of it."""
+    pid = os.getpid()
+    one = record.ProcessRecord("ingest-envoy", "sidecar", "ingest", pid, "serving", 0, argv=(), log="")
+    running = UpRecord(pid, "serving", True, 0.0, str(run_dir), "d", "", {}, {}, "", {"ingest-envoy": one})
+    members = f"cluster.fanout.membership_healthy: {healthy}\ncluster.fanout.membership_total: 1\n"
+    answers = {
+        "/ready": (ready, "LIVE"),
+        "/stats?filter=^server.days_until_first_cert_expiring$": (200, "server.days_until_first_cert_expiring: 6\n"),
+        "/stats?filter=membership_(healthy|total)$": (200, members),
+    }
+    async with envoy_admin(run_dir / "ingest.admin", answers):
+        (finding,) = await doctor.processes(Patient(place, running, None, None, None))
+    assert finding.text == text.format(pid=pid)
+    assert (finding.level == "ok") is (healthy == 1)
 
 
 async def test_a_process_whose_clock_was_set_is_found(place: Folders, run_dir: Path) -> None:

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from mesh.envoy.process import ask, envoy_binary, envoy_command, is_ready, leave_service, wait_ready
+from tests.support.envoy_admin import envoy_admin
 
 STATS = "/stats?filter=^server.days_until_first_cert_expiring$"
-
-
-@asynccontextmanager
-async def _admin(socket: Path, answers: Mapping[str, tuple[int, str]]) -> AsyncIterator[list[str]]:
-    asked: list[str] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        method, path, _ = (await reader.readline()).decode().split()
-        asked.append(f"{method} {path}")
-        code, body = answers[path]
-        writer.write(f"HTTP/1.1 {code} X\r\nconnection: close\r\n\r\n{body}".encode())
-        writer.close()
-
-    server = await asyncio.start_unix_server(serve, socket)
-    async with server:
-        yield asked
 
 
 def _days(value: int) -> tuple[int, str]:
@@ -40,7 +23,7 @@ def _days(value: int) -> tuple[int, str]:
 async def test_ready_means_that_certificates_are_there(run_dir: Path, ready: int, days: int, expected: bool) -> None:
     """An Envoy without certificates says it is ready and refuses every handshake; it is not taken at its word."""
     socket = run_dir / "a.admin"
-    async with _admin(socket, {"/ready": (ready, "LIVE"), STATS: _days(days)}):
+    async with envoy_admin(socket, {"/ready": (ready, "LIVE"), STATS: _days(days)}):
         assert await is_ready(str(socket)) is expected
 
 
@@ -68,11 +51,11 @@ async def test_what_is_not_http_is_an_error(run_dir: Path) -> None:
 async def test_leaving_service_is_one_order(run_dir: Path) -> None:
     """Health checks are made to fail; a refusal is told."""
     socket = run_dir / "a.admin"
-    async with _admin(socket, {"/healthcheck/fail": (200, "OK")}) as asked:
+    async with envoy_admin(socket, {"/healthcheck/fail": (200, "OK")}) as asked:
         await leave_service(str(socket))
     assert asked == ["POST /healthcheck/fail"]
     refusing = run_dir / "b.admin"
-    async with _admin(refusing, {"/healthcheck/fail": (405, "no")}):
+    async with envoy_admin(refusing, {"/healthcheck/fail": (405, "no")}):
         with pytest.raises(OSError, match="405 no"):
             await leave_service(str(refusing))
 
