@@ -97,12 +97,16 @@ def _inbound(topology: Topology, layout: Layout, place: Place, methods: Sequence
         headers=[{"name": ":path", "string_match": {"exact": "/grpc.health.v1.Health/Check"}}],
     )
     host = {"name": _LOCAL, "domains": ["*"], "routes": _inbound_routes(topology, place, methods, websocket)}
+    sizes = topology.windows
+    # What a stream takes from who sends it also keeps for who does not read: a window of a peer's size for each slow
+    # session would fill this Envoy's heap.
+    stream = sizes.websocket_stream_bytes if addressed(place.service) else sizes.stream_bytes
     served = http_connection(
         "inbound",
         codec_type="HTTP2",
         http2_protocol_options={
             "max_concurrent_streams": topology.sidecar.streams_per_connection,
-            **windows(topology.windows.stream_bytes, topology.windows.connection_bytes),
+            **windows(stream, sizes.connection_bytes),
             "allow_connect": True,
             "override_stream_error_on_invalid_http_message": True,
             # The default codec closes a connection with many resets, and every stream on it.

@@ -13,9 +13,9 @@ from heliograph_client import Publisher
 from tests.support.apps import Apps
 from tests.support.audience import audience, load
 from tests.support.device import checksum, window
-from tests.support.large_events import publish_large
+from tests.support.large_events import FILLING, publish_large
 from tests.support.ledger import Ledger
-from tests.support.shapes import BOTH, PROCESSES, running
+from tests.support.shapes import BOTH, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(90)
@@ -24,10 +24,6 @@ _TOO_SLOW, _TOKEN_EXPIRED, _BROKEN = 4002, 4003, 1006
 _SETTLE_LIMIT_S = 40.0
 # A session may be behind for 30 s, and lives for hours, unless told otherwise.
 _SHORT = {"GATEWAY_BEHIND_LIMIT": "2", "GATEWAY_SESSION_AGE": "4"}
-
-
-# Behind an edge, its buffers are in the way of being slow.
-AT_A_NODE = pytest.mark.parametrize("apps", [PROCESSES], indirect=True, scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
@@ -54,14 +50,13 @@ def log_lines(apps: Apps, event: str) -> list[dict[str, object]]:
     return found
 
 
-@AT_A_NODE
 async def test_a_slow_reader_is_caught_up_from_the_inbox(apps: Apps, publisher: Publisher) -> None:
     """While its socket is full nothing is kept for it; once it reads it gets the rest by replay, in this session."""
     async with apps.device("ada", narrow=True) as slow, apps.device("ben") as other:
         await slow.ready()
         await other.ready()
         slow.stop_reading()
-        ids = await publish_large(publisher, ["ada", "ben"], 40)
+        ids = await publish_large(publisher, ["ada", "ben"], FILLING)
         # The neighbour has it all before the slow one has read anything.
         await other.has(*ids)
         early = len(slow.ids)
@@ -79,14 +74,13 @@ async def test_a_slow_reader_is_caught_up_from_the_inbox(apps: Apps, publisher: 
         assert slow.closed is None
 
 
-@AT_A_NODE
 async def test_a_reader_that_stays_behind_is_closed_and_loses_nothing(apps: Apps, publisher: Publisher) -> None:
     """Too slow for too long ends the session with its code; the next one brings the rest, and neighbours live on."""
     async with apps.device("cat", narrow=True) as slow, apps.device("dan") as other:
         cursor = (await slow.ready()).cursor
         await other.ready()
         slow.stop_reading()
-        ids = await publish_large(publisher, ["cat", "dan"], 60)
+        ids = await publish_large(publisher, ["cat", "dan"], FILLING)
         await other.has(*ids)
 
         def ended() -> list[object]:

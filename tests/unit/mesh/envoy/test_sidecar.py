@@ -112,6 +112,12 @@ def test_sessions_over_grpc_have_a_connection_apart_from_links() -> None:
     assert "local_sessions" not in clusters("delivery")
 
 
+@pytest.mark.parametrize(("process", "most"), [("gw-test-1", 65_536), ("delivery", 1_048_576)])
+def test_a_nodes_sidecar_keeps_little_of_what_a_session_does_not_read(process: str, most: int) -> None:
+    """A stream's window is what it keeps for a far side that does not read; sessions are thousands, peers a few."""
+    assert http(process, "inbound")["http2_protocol_options"]["initial_stream_window_size"] == most
+
+
 def test_websockets_go_to_the_nodes_own_socket() -> None:
     """The first route of a gateway's sidecar upgrades, and no other service has one."""
     first = routes("gw-test-0", "inbound")[0]
