@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from heliograph.prefs.v1 import prefs_service_pb2, prefs_service_pb2_grpc, topic_service_pb2, topic_service_pb2_grpc
 from heliograph.type.v1 import notification_pb2
-from heliograph_client import Publisher, Subscriber
+from heliograph_cli.envoys import is_ready
+from heliograph_client import Publisher, Subscriber, Tls
+from mesh.envoy import certs
+from mesh.envoy.layout import Layout
 from proto.breaking import baseline
 from tests.support import old_peer
-from tests.support.old_contract import generated, running
+from tests.support.cluster import Shape
+from tests.support.mesh import running_mesh
+from tests.support.old_contract import OldPeer, generated, running
 from tests.support.publishing import publish_request
+from tests.support.shapes import BOTH
 from tests.support.site import Site
 from tests.support.stored import records
+from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(90)
 
-IN_PROCESSES = pytest.mark.parametrize(
-    "site",
-    [pytest.param("processes", marks=[pytest.mark.processes, pytest.mark.timeout(90)])],
-    indirect=True,
-    scope="session",
-)
 RECIPIENT = "olga"
 TOPIC = "builds/main"
+# The old services judge no token.
+TOKEN = "e30.e30.c2ln"
 # A oneof of the contract has fewer members.
 VARIANTS = 11
 
@@ -75,7 +81,6 @@ async def test_what_the_baseline_wrote_today_reads() -> None:
         assert old_peer.as_json(message) == one["json"], one["name"]
 
 
-@IN_PROCESSES
 async def test_records_in_todays_lanes_are_readable_to_the_baseline(site: Site) -> None:
     """The very bytes that ingest wrote now, with topics and exclusions, are events to an old fanout."""
     request = publish_request("Into the lane", to=["lana"])
@@ -200,25 +205,53 @@ async def _wishes(site: Site, owner: tuple[tuple[str, str], ...]) -> prefs_servi
 # ---------------------------------------------------------------- today's client, old services
 
 
-@pytest.mark.processes
-async def test_todays_sdk_uses_old_services(run_dir: Path) -> None:
-    """It publishes to an old ingest, and receives from an old gateway and acks there."""
-    socket = f"unix:{run_dir}/old.sock"
-    async with running("serve", {"socket": socket}) as peer:
-        port = (await peer.answer("serving"))["port"]
-        url = f"ws://127.0.0.1:{port}/v1/ws"
-        async with (
-            Subscriber(url, token="e30.e30.c2ln", device_id="new") as subscriber,
-            Publisher(socket, token="e30.e30.c2ln") as publisher,
-        ):
-            hello = await peer.answer("hello")
-            assert hello["json"]["hello"]["device_id"] == "new"
-            receipt = await publisher.publish(category="general", to=["olga"], title="To the old one")
-            accepted = await peer.answer("accepted")
-            assert accepted["id"] == receipt.event_id
-            assert accepted["json"]["event"]["content"] == {"title": "To the old one"}
-            notification = await anext(aiter(subscriber))
-            assert (notification.id, notification.title) == (receipt.event_id, "To the old one")
-            mark = (await peer.answer("mark"))["json"]["mark"]
-            assert mark["kind"] == "MARK_KIND_RECEIVED"
-            assert [ref["notification_id"] for ref in mark["refs"]] == [receipt.event_id]
+class OldServices(msgspec.Struct, frozen=True):
+    """Where an old ingest and two old gateway nodes are found, and by whom."""
+
+    peer: OldPeer
+    target: str
+    live_url: str
+    tls: Tls | None
+
+
+@asynccontextmanager
+async def _old_services(shape: Shape, folder: Path) -> AsyncIterator[OldServices]:
+    """Runs them alone, or behind today's sidecars and edge."""
+    async with AsyncExitStack() as stack:
+        layout, nodes, mesh = Layout(folder, folder, folder, folder), ["gw-old-0", "gw-old-1"], None
+        if shape == "mesh":
+            mesh = await stack.enter_async_context(running_mesh(folder, apart=("ingest", "gateway")))
+            layout, nodes = mesh.layout, [node.node_id for node in mesh.nodes]
+        told = {
+            "ingest": layout.socket("ingest"),
+            "nodes": [{"socket": layout.socket(node), "websocket": layout.websocket(node)} for node in nodes],
+        }
+        peer = await stack.enter_async_context(running("serve", told))
+        await peer.answer("serving")
+        if mesh is None:
+            yield OldServices(peer, f"unix:{layout.socket('ingest')}", f"unix:{layout.websocket(nodes[0])}", None)
+            return
+        await until(lambda: is_ready(mesh.layout.admin("edge")), 10.0, "the edge to find the old services")
+        tls = Tls(ca_file=certs.bundle_file(mesh.layout.certs_dir))
+        yield OldServices(peer, mesh.edge, mesh.live_url, tls)
+
+
+@pytest.mark.parametrize("shape", BOTH)
+async def test_todays_sdk_uses_old_services(shape: Shape, run_dir: Path) -> None:
+    """It publishes to an old ingest, and receives from an old gateway and acks there; through today's edge as well."""
+    async with (
+        _old_services(shape, run_dir) as old,
+        Subscriber(old.live_url, token=TOKEN, device_id="new", tls=old.tls) as subscriber,
+        Publisher(old.target, token=TOKEN, tls=old.tls) as publisher,
+    ):
+        hello = await old.peer.answer("hello")
+        assert hello["json"]["hello"]["device_id"] == "new"
+        receipt = await publisher.publish(category="general", to=["olga"], title="To the old one")
+        accepted = await old.peer.answer("accepted")
+        assert accepted["id"] == receipt.event_id
+        assert accepted["json"]["event"]["content"] == {"title": "To the old one"}
+        notification = await anext(aiter(subscriber))
+        assert (notification.id, notification.title) == (receipt.event_id, "To the old one")
+        mark = (await old.peer.answer("mark"))["json"]["mark"]
+        assert mark["kind"] == "MARK_KIND_RECEIVED"
+        assert [ref["notification_id"] for ref in mark["refs"]] == [receipt.event_id]

@@ -185,9 +185,14 @@ class Cluster:
         """Returns one process by its name, such as "delivery" or `node(0)`."""
         return self.running.processes[name]
 
+    @property
+    def nodes(self) -> list[str]:
+        """The ids of the gateway nodes, which are the names of their processes."""
+        return [name for name, one in self.running.processes.items() if _is_node(one)]
+
     def node(self, index: int) -> str:
-        """Returns the id of a gateway node, which is the name of its process."""
-        return [name for name, one in self.running.processes.items() if _is_node(one)][index]
+        """Returns the id of a gateway node."""
+        return self.nodes[index]
 
     def send(self, name: str, number: signal.Signals) -> ProcessRecord:
         """Sends a signal to a process and returns the process as it was."""

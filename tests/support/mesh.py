@@ -16,7 +16,7 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from mesh.envoy import certs, pki, render
 from mesh.envoy.layout import Layout
 from mesh.envoy.process import envoy_command, wait_ready
 from mesh.envoy.sidecar import Place
-from mesh.envoy.topology import EDGE, GatewayNode, Topology, gateway_nodes, load_topology
+from mesh.envoy.topology import EDGE, GATEWAY, GatewayNode, Topology, gateway_nodes, load_topology
 from mesh.envoy.validate import validate
 from mesh.server import Server
 from mesh.telemetry import Telemetry
@@ -72,9 +72,19 @@ class Mesh:
         self.signing_file, self.tokens_file = certs.ensure_token_key(layout.certs_dir)
 
     @property
+    def edge(self) -> str:
+        """The edge's host and port."""
+        return f"localhost:{self.topology.port_of(EDGE)}"
+
+    @property
     def url(self) -> str:
         """The edge, for REST."""
-        return f"https://localhost:{self.topology.port_of(EDGE)}"
+        return f"https://{self.edge}"
+
+    @property
+    def live_url(self) -> str:
+        """The edge, for sessions."""
+        return f"wss://{self.edge}{self.topology.gateway.websocket_path}"
 
     def token(self, role: str, subject: str) -> str:
         """Returns a valid token of tenant acme."""
@@ -124,8 +134,7 @@ class Mesh:
     def websocket(self) -> websockets.connect:
         """Returns a connection to some gateway node, not yet opened."""
         context = ssl.create_default_context(cadata=self.roots().decode())
-        address = f"wss://localhost:{self.topology.port_of(EDGE)}{self.topology.gateway.websocket_path}?v=1"
-        return websockets.connect(address, ssl=context, open_timeout=5.0)
+        return websockets.connect(f"{self.live_url}?v=1", ssl=context, open_timeout=5.0)
 
     async def open_websockets(self, node_id: str) -> None:
         """Serves WebSocket connections of a node: each is told the node's id, and gets back what it sends."""
@@ -185,11 +194,12 @@ class Mesh:
 
 
 @asynccontextmanager
-async def running_mesh(folder: Path) -> AsyncIterator[Mesh]:
+async def running_mesh(folder: Path, *, apart: Collection[str] = ()) -> AsyncIterator[Mesh]:
     """Starts a mesh with servers behind every sidecar.
 
     Args:
         folder: short; for sockets, certificates and files.
+        apart: services that the test serves itself, at their sockets in the mesh's layout.
     """
     layout = Layout(folder, folder / "certs", folder / "mesh", folder / "log")
     topology = _test_topology()
@@ -198,13 +208,15 @@ async def running_mesh(folder: Path) -> AsyncIterator[Mesh]:
     await validate(files.values())
     async with AsyncExitStack() as stack:
         for place in mesh.places:
+            if place.service in apart:
+                continue
             server = _server(mesh, place)
             await server.start()
             stack.push_async_callback(server.stop, 0.0)
             server.set_serving(True)
-        for node in mesh.nodes:
-            await mesh.open_websockets(node.node_id)
-            stack.push_async_callback(mesh.close_websockets, node.node_id)
+            if place.service == GATEWAY:
+                await mesh.open_websockets(place.process)
+                stack.push_async_callback(mesh.close_websockets, place.process)
         stack.push_async_callback(mesh.stop)
         await asyncio.gather(*(mesh.start_envoy(process) for process in files))
         yield mesh

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import importlib
 import json
@@ -27,6 +28,7 @@ import websockets
 from google.protobuf import descriptor_pool, json_format, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import heliograph
 
@@ -261,7 +263,7 @@ async def _ask(
 
 
 async def _serve(told: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Serves publishes at a Unix socket and sessions at a port, as the last release did, until its input ends."""
+    """Serves publishes and sessions at Unix sockets, as the last release did, until its input ends."""
     from heliograph.ingest.v1 import ingest_service_pb2, ingest_service_pb2_grpc
     from heliograph.type.v1 import notification_pb2
 
@@ -290,12 +292,15 @@ async def _serve(told: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     async def hold(connection: Any) -> None:
         await _hold(Session(connection, "proto"), sessions, said)
 
-    server = grpc.aio.server()
-    ingest_service_pb2_grpc.add_IngestServiceServicer_to_server(Ingest(), server)
-    server.add_insecure_port(told["socket"])
-    await server.start()
-    async with websockets.serve(hold, "127.0.0.1", 0, subprotocols=[_FORMS["proto"]]) as listener:  # type: ignore[list-item] # a NewType of str
-        yield {"what": "serving", "port": next(iter(listener.sockets)).getsockname()[1]}
+    async with contextlib.AsyncExitStack() as stack:
+        server = await _healthy(stack, told["ingest"])
+        ingest_service_pb2_grpc.add_IngestServiceServicer_to_server(Ingest(), server)
+        await server.start()
+        for node in told["nodes"]:
+            await (await _healthy(stack, node["socket"])).start()
+            forms = [_FORMS["proto"]]
+            await stack.enter_async_context(websockets.unix_serve(hold, node["websocket"], subprotocols=forms))
+        yield {"what": "serving"}
         ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
         while not ended.done():
             waiting = asyncio.create_task(said.get())
@@ -303,7 +308,17 @@ async def _serve(told: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
             if waiting.done():
                 yield waiting.result()
             waiting.cancel()
-    await server.stop(None)
+
+
+async def _healthy(stack: contextlib.AsyncExitStack, socket: str) -> grpc.aio.Server:
+    """Returns a server at a socket that says of itself that it serves; sidecars let nobody else be called."""
+    server = grpc.aio.server()
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    server.add_insecure_port(f"unix:{socket}")
+    stack.push_async_callback(server.stop, None)
+    return server
 
 
 async def _hold(session: Session, sessions: list[Session], said: asyncio.Queue[dict[str, Any]]) -> None:
