@@ -50,6 +50,8 @@ NODES = 2
 RECIPIENT_RATE = 60
 # Seconds a connection may carry nothing: short enough to be waited for.
 IDLE_S = 3.0
+# A busy machine must not look like a dead node; one that is gone refuses connections, which is noticed at once.
+HEALTH_TIMEOUT_S = 10.0
 _START_LIMIT_S = 20.0
 _STOP_LIMIT_S = 5.0
 
@@ -260,7 +262,8 @@ def _test_topology() -> Topology:
     )
     timeouts = msgspec.structs.replace(topology.edge.timeouts, idle=IDLE_S)
     edge = msgspec.structs.replace(topology.edge, rates=rates, timeouts=timeouts)
-    return msgspec.structs.replace(topology, edge=edge)
+    health = msgspec.structs.replace(topology.health, timeout=HEALTH_TIMEOUT_S)
+    return msgspec.structs.replace(topology, edge=edge, health=health)
 
 
 def _free_base() -> int:
