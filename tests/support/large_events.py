@@ -5,7 +5,7 @@ from __future__ import annotations
 from heliograph_client import Publisher, Receipt
 
 # So many fill all that is between a node and a narrow client that does not read, the buffers of an edge and a sidecar
-# included (600 KiB), and are fewer than the rows of a window.
+# included (700 KiB), and are fewer than the rows of a window.
 FILLING = 90
 # Characters of three bytes.
 _LARGE = "☂" * 3_900
