@@ -31,7 +31,7 @@ NAMES: Mapping[str, str] = {HIGH: "high", NORMAL: "normal", BULK: "bulk"}
 _CALM = 0.8
 # The flood that the capacity is measured with: more than any machine of ours takes.
 _FLOOD = 12_000.0
-# Its last part counts: by then the inboxes are full, and each row written has one to trim, as in the phases that follow.
+# Its last part counts: inboxes are full by then, and each row written has one to trim, as in the phases that follow.
 _FLOOD_S = 35.0
 _COUNTED_S = 10.0
 _LARGEST_EVENT = 10_000
@@ -44,6 +44,7 @@ class Phase(msgspec.Struct, frozen=True):
     Attributes:
         name: as the table calls it.
         offered: events a second.
+        accepted_rate: events a second that were accepted.
         accepted: shares accepted, by priority.
         refusals: reasons with their counts.
         goodput: notifications a second that arrived.
@@ -53,6 +54,7 @@ class Phase(msgspec.Struct, frozen=True):
 
     name: str
     offered: float
+    accepted_rate: float
     accepted: dict[str, float]
     refusals: dict[str, int]
     goodput: float
@@ -198,6 +200,7 @@ def _phase(name: str, rate: float, sent: publishers.Result, heard: Heard, first_
     return Phase(
         name=name,
         offered=round(rate),
+        accepted_rate=round(sum(found["accepted"] for found in outcomes.values()) / (last_s - first_s)),
         accepted={NAMES[one]: round(found["accepted"] / max(found.total(), 1), 3) for one, found in outcomes.items()},
         refusals=dict(refusals),
         goodput=round(heard.arrived(first, last) / (last_s - first_s)),
@@ -228,6 +231,7 @@ def show_overload(found: Overload) -> str:
         (
             one.name,
             f"{one.offered:,.0f}",
+            f"{one.accepted_rate:,.0f}",
             f"{one.goodput:,.0f}",
             *(f"{100 * one.accepted[name]:.1f}" for name in NAMES.values()),
             f"{one.high.p50:.0f} / {one.high.p99:.0f}",
@@ -236,7 +240,7 @@ def show_overload(found: Overload) -> str:
         )
         for one in found.phases
     ]
-    columns: tuple[str, ...] = ("load", "offered/s", "goodput/s", "high ok %", "normal ok %", "bulk ok %")
+    columns: tuple[str, ...] = ("load", "offered/s", "accepted/s", "goodput/s", "high ok %", "normal ok %", "bulk ok %")
     columns += ("high p50/p99 ms", "normal p50/p99 ms", "refused")
     recovery = "not within the run" if found.recovery < 0 else f"{found.recovery:.0f} s"
     sessions = f"{found.ended:,} sessions ended, {found.returned:,} came back"

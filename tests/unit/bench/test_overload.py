@@ -26,6 +26,6 @@ def test_bulk_of_which_nothing_arrived_is_no_figure() -> None:
 def test_sessions_that_ended_are_said() -> None:
     """With those that came back."""
     none = spread([])
-    phase = Phase("5×", 5_000.0, {"high": 1.0, "normal": 0.2, "bulk": 0.0}, {}, 900.0, none, none)
+    phase = Phase("5×", 5_000.0, 1_000.0, {"high": 1.0, "normal": 0.2, "bulk": 0.0}, {}, 900.0, none, none)
     text = show_overload(Overload(1_000.0, 5.0, [phase], 2.0, [], ended=7, returned=6))
     assert "7 sessions ended, 6 came back" in text
