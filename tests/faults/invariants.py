@@ -27,6 +27,7 @@ _SHOWN_STATES = frozenset({"acked", "inboxed"})
 def no_loss(index: Index, limits: Limits) -> Iterator[Violation]:
     """I1: what was accepted is terminal for everybody it was due to, and there where that says so."""
     rows = {owner: {row.notification_id for row in found} for owner, found in index.rows.items()}
+    full = _full(index, limits)
     for content in index.contents.values():
         if content.outcome != "ok":
             continue
@@ -48,21 +49,25 @@ def no_loss(index: Index, limits: Limits) -> Iterator[Violation]:
                     yield Violation("I1", f"{about} is {terminal.state} and not in the list", names)
                 elif terminal.state == "expired" and content.first.expire is None:
                     yield Violation("I1", f"{about} is expired, though it has no end", names)
-                elif terminal.state == "trimmed" and not _was_trimmed(index, content, recipient, limits):
+                elif terminal.state == "trimmed" and (tenant, recipient, _is_high(content, limits)) not in full:
                     yield Violation("I1", f"{about} is trimmed, though the list has room", names)
     yield from _not_received(index, limits)
     yield from aside.not_sent(index, limits)
     yield from _late_after_a_crash(index, limits)
 
 
-def _was_trimmed(index: Index, content: Content, recipient: str, limits: Limits) -> bool:
-    high = content.first.priority >= limits.high
-    rows = index.rows.get((content.first.tenant, recipient), ())
-    return sum(_is_high(index, row.nonce, limits) == high for row in rows) >= limits.window
+def _full(index: Index, limits: Limits) -> set[tuple[str, str, bool]]:
+    """The lists, by owner and class, that have no room: what is older than theirs may be trimmed."""
+    found = {owner: [index.contents.get(row.nonce) for row in rows] for owner, rows in index.rows.items()}
+    return {
+        (*owner, high)
+        for owner, contents in found.items()
+        for high in (True, False)
+        if sum(_is_high(content, limits) == high for content in contents) >= limits.window
+    }
 
 
-def _is_high(index: Index, nonce: str, limits: Limits) -> bool:
-    content = index.contents.get(nonce)
+def _is_high(content: Content | None, limits: Limits) -> bool:
     return content is not None and content.first.priority >= limits.high
 
 
