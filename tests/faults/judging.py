@@ -100,6 +100,7 @@ async def judged(
     settle: float = SETTLE_LIMIT_S,
     seed: int | None = None,
     habits: Habits | None = None,
+    crowd: int = 0,
 ) -> AsyncIterator[Run]:
     """Opens a run under load; when the context ends all must come to rest, is read, and must be valid.
 
@@ -114,6 +115,7 @@ async def judged(
         settle: seconds in which all must come to rest.
         seed: that chooses what the test does; the scoreboard names it.
         habits: what the load has beside events; None: everything but a late device.
+        crowd: devices beside the judged ones that are connected too.
 
     Raises:
         AssertionError: the verdict is not "valid"; the text has the timelines. Or it is, and the run shows nothing
@@ -133,7 +135,7 @@ async def judged(
             await run.keeps_wishes()
         await run.settle(settle)
         await run.read_everything()
-        leaks = [Violation("I14", text) for text in grown(before, holdings(cluster), len(run.screens))]
+        leaks = [Violation("I14", text) for text in grown(before, holdings(cluster), crowd + len(run.screens))]
     logs = history.read(_logs(folder))
     index = Index([line for log in logs for line in log.lines])
     plan = Plan(publishes=30, sessions=recipients, faults=len(index.faults))

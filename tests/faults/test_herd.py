@@ -58,7 +58,7 @@ async def test_two_thousand_devices_come_back_when_their_node_dies(cluster: Clus
     count = 4_200 if cluster.shape == "mesh" else 2_000
     async with (
         crowd.connected(cluster, count, prefix=f"thousands-{cluster.shape}-") as devices,
-        judged(cluster, f"among-{cluster.shape}-") as run,
+        judged(cluster, f"among-{cluster.shape}-", crowd=count) as run,
     ):
         victim, seen = cluster.node(0), (await devices.report()).received
         async with run.nemesis.fault("F-78", victim, crash=True) as evidence, cluster.publisher() as publisher:
