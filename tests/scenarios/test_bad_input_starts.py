@@ -18,7 +18,7 @@ import pytest
 
 from mesh.envoy import certs
 from mesh.envoy.topology import load_topology
-from tests.support.cluster import free_base_port
+from tests.support.ports import free_base_port
 from tests.support.starts import DEPLOY, Ended, run_to_end, service_words
 
 TOPOLOGY = DEPLOY / "topology.toml"

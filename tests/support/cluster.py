@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -29,6 +28,7 @@ from heliograph_cli.folders import Folders, folders
 from heliograph_cli.record import ProcessRecord, UpRecord
 from heliograph_client import Publisher, Subscriber, Transport, Update
 from tests.support import engines
+from tests.support.ports import free_base_port
 from tests.support.wait import until
 
 Shape = Literal["processes", "mesh"]
@@ -40,10 +40,6 @@ START_LIMIT_S = 25.0
 START_LIMIT_ON_ENGINES_S = 100.0
 STOP_LIMIT_S = 20.0
 
-# Below the range that the system takes ports for outgoing connections from. A mesh needs all offsets of its topology.
-_FIRST_PORT, _LAST_PORT, _PORTS_A_CLUSTER = 20_000, 31_000, 500
-# With each listener's port, those of its metrics.
-_PROBED = tuple(offset + more for offset in (0, 11, 12, 13, 14, 15, 20, 21, 40, 41) for more in (0, 200, 300))
 _WRAPPER = str(Path(heliograph_cli.__file__).with_name("child.py"))
 
 
@@ -319,30 +315,6 @@ def on_engines(environ: Mapping[str, str]) -> bool:
     asked = environ.get("STORES", "") or "embedded"
     assert asked in ("embedded", "engines"), f"STORES={asked}: must be embedded or engines"
     return asked == "engines"
-
-
-def free_base_port() -> int:
-    """Returns the first of a range of ports that nobody uses now; test runs side by side begin at different places.
-
-    Raises:
-        AssertionError: every range is in use.
-    """
-    count = (_LAST_PORT - _FIRST_PORT) // _PORTS_A_CLUSTER
-    for step in range(count):
-        base = _FIRST_PORT + (os.getpid() + step) % count * _PORTS_A_CLUSTER
-        if all(_is_free(base + offset) for offset in _PROBED):
-            return base
-    raise AssertionError("no range of free ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _is_node(one: ProcessRecord) -> bool:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import ssl
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from mesh.server import Server
 from mesh.telemetry import Telemetry
 from mesh.tokens import TokenSigner, TokenVerifier
 from tests.support import contract
+from tests.support.ports import free_base_port
 
 TOPOLOGY = Path(__file__).resolve().parents[2] / "deploy" / "topology.toml"
 PRODUCER = "acme/demo"
@@ -256,7 +256,7 @@ def _server(mesh: Mesh, place: Place) -> Server:
 
 def _test_topology() -> Topology:
     """Returns the project's own topology, moved to free ports and with limits that a test can reach."""
-    topology = load_topology(TOPOLOGY, base_port=_free_base())
+    topology = load_topology(TOPOLOGY, base_port=free_base_port())
     rates = msgspec.structs.replace(
         topology.edge.rates, recipient=msgspec.structs.replace(topology.edge.rates.recipient, address=RECIPIENT_RATE)
     )
@@ -264,22 +264,3 @@ def _test_topology() -> Topology:
     edge = msgspec.structs.replace(topology.edge, rates=rates, timeouts=timeouts)
     health = msgspec.structs.replace(topology.health, timeout=HEALTH_TIMEOUT_S)
     return msgspec.structs.replace(topology, edge=edge, health=health)
-
-
-def _free_base() -> int:
-    """Finds a base port from which all ports of the topology are free at this moment."""
-    wanted = (0, 11, 12, 13, 14, 15, *range(40, 40 + NODES))
-    for base in range(21000, 32000, 500):
-        if all(_is_free(base + offset + more) for offset in wanted for more in (0, 300)):
-            return base
-    raise AssertionError("no free ports for a mesh")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
