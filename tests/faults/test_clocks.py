@@ -64,7 +64,7 @@ async def test_a_wall_clock_is_set_and_set_back(stepped: tuple[Cluster, Clocks],
                     evidence.append(f"{service} ran {step:+g} s from the true time")
                 finally:
                     clocks.step(service, 0.0)
-                await until(partial(_serves, cluster, service), 10.0, f"{service} serves again")
+                await until(partial(_is_well, cluster, service), 10.0, f"{service} serves and trusts its clock again")
             await run.flows(5)
 
 
@@ -97,6 +97,10 @@ async def _doubts(cluster: Cluster, service: str) -> bool:
 
 async def _serves(cluster: Cluster, service: str) -> bool:
     return await health.serves(_socket(cluster, service), direct=True)
+
+
+async def _is_well(cluster: Cluster, service: str) -> bool:
+    return await _serves(cluster, service) and not await _doubts(cluster, service)
 
 
 def _socket(cluster: Cluster, service: str) -> Path:
