@@ -97,3 +97,20 @@ async def test_a_gateway_keeps_its_collector_away_from_the_sessions_that_it_has(
     for node in froze:
         assert after[node][counted, "2"] > before[node][counted, "2"]
         assert after[node]["heliograph_gateway_collection_pause_seconds_total", ""] > 0.0
+
+
+async def test_every_process_exports_what_the_page_says(site: Site) -> None:
+    """Name, kind and labels agree, nothing is missing on either side, and no label is an id."""
+    services = {one.service: one for one in site.cluster.running.processes.values() if one.kind == "service"}
+    assert len(services) == 6
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        for service, process in services.items():
+            port = process.argv[process.argv.index("--metrics-port") + 1]
+            text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+            documented = _documented(service)
+            exported = {name: (kind, labels) for name, kind, labels in _exported(text)}
+            assert set(exported) == set(documented), service
+            for name, (kind, labels) in exported.items():
+                assert kind == documented[name][0], name
+                assert labels <= documented[name][1], name
+                assert not any(_IDS.search(label) for label in labels), name
