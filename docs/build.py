@@ -1,4 +1,4 @@
-"""Builds the pages that are made from something else: decisions, settings, limits, metrics, faults, OpenAPI, AsyncAPI.
+"""Builds the pages that are made from something else: decisions, settings, limits, metrics, faults, OpenAPI ...
 
     python docs/build.py           write them
     python docs/build.py --check   change nothing; fail, naming each page that is stale
@@ -33,6 +33,7 @@ from svc_prefs import mutes, topics
 from svc_prefs.ports import LogLimits
 from svc_presence import core as presence
 from tests.faults import catalogue
+from tests.scenarios import capabilities
 
 _DAY_US = 24 * 3600 * 1_000_000
 DOCS = Path(__file__).resolve().parent
@@ -256,6 +257,7 @@ def _cell(text: str) -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "adr/README.md": decisions_page,
+    "capabilities.md": capabilities.page,
     "config.md": settings_page,
     "faults.md": catalogue.page,
     "limits.md": limits_page,
