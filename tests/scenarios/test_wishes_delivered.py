@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from heliograph.delivery.v1 import delivery_service_pb2 as delivery_pb2
-from heliograph.delivery.v1 import delivery_service_pb2_grpc as delivery_grpc
 from heliograph.prefs.v1 import prefs_service_pb2 as prefs_pb2
 from heliograph.prefs.v1 import prefs_service_pb2_grpc as prefs_grpc
 from heliograph.prefs.v1 import topic_service_pb2 as topics_pb2
@@ -18,12 +15,11 @@ from heliograph.prefs.v1 import topic_service_pb2_grpc as topics_grpc
 from heliograph.prefs.v1.prefs_service_pb2 import CategoryPreference, Mute
 from heliograph.type.v1 import plan_pb2
 from heliograph.type.v1.notification_pb2 import NotificationState
-from heliograph_cli.connection import OPERATOR, Actor
 from mesh.errors import NotFound
 from mesh.times import timestamp_of
 from tests.support.apps import Apps
-from tests.support.cluster import TENANT
 from tests.support.device import Device, Form
+from tests.support.explaining import asked, explained
 from tests.support.publishing import publish_request
 from tests.support.site import Site
 from tests.support.wait import until
@@ -67,33 +63,9 @@ async def _subscribed(site: Site, topic: str, *names: str) -> AsyncIterator[None
         await site.call("prefs", lambda door: topics_grpc.TopicServiceStub(door).Unsubscribe, end, caller)
 
 
-async def _asked(site: Site, event_id: str, who: str) -> delivery_pb2.ExplainResponse:
-    """Asks once why somebody got an event or did not; raises NotFound when nothing is known."""
-    async with site.cluster.connection() as connection:
-        return await connection.call(
-            "delivery",
-            lambda channel: delivery_grpc.DeliveryServiceStub(channel).Explain,
-            delivery_pb2.ExplainRequest(event_id=event_id, tenant_id=TENANT, recipient_id=who),
-            Actor("operator", OPERATOR),
-        )
-
-
-async def _explained(site: Site, event_id: str, who: str) -> delivery_pb2.ExplainResponse:
-    """Asks until it is decided."""
-    answer = delivery_pb2.ExplainResponse()
-
-    async def is_decided() -> bool:
-        with contextlib.suppress(NotFound):
-            answer.CopyFrom(await _asked(site, event_id, who))
-        return bool(answer.state or answer.suppress_reason)
-
-    await until(is_decided, _LIMIT_S, f"{event_id} is decided for {who}")
-    return answer
-
-
 async def _reasons(site: Site, event_id: str, names: Sequence[str]) -> dict[str, int]:
     """Why each did not get an event, as Explain says; what was delivered has a state and no reason."""
-    return {name: (await _explained(site, event_id, name)).suppress_reason for name in names}
+    return {name: (await explained(site.cluster, event_id, name)).suppress_reason for name in names}
 
 
 @asynccontextmanager
@@ -133,7 +105,7 @@ async def test_a_session_begins_and_ends_an_interest(site: Site, form: Form) -> 
         assert listed == [last, wanted]
         for event_id in (early, late):
             with pytest.raises(NotFound):
-                await _asked(site, event_id, who)
+                await asked(site.cluster, event_id, who)
 
 
 async def test_wishes_decide_about_an_event_and_explain_says_so(site: Site) -> None:
@@ -183,5 +155,5 @@ async def test_a_mute_ends_by_itself(site: Site) -> None:
         wanted = await _publish(site, to=[who])
         await devices[who].has(wanted)
         assert devices[who].ids == [wanted]
-        answer = await _explained(site, wanted, who)
+        answer = await explained(site.cluster, wanted, who)
         assert answer.state == NotificationState.NOTIFICATION_STATE_NEW
