@@ -14,7 +14,7 @@ from heliograph.type.v1.notification_pb2 import MarkKind
 from mesh.errors import Aborted, Failure, InvalidArgument, Unauthenticated
 from mesh.identity import CALLER_HEADER
 from tests.support.publishing import publish_request
-from tests.support.site import IN_A_MESH, Metadata, Site
+from tests.support.site import IN_A_MESH, IN_EVERY_SHAPE, Metadata, Site
 from tests.support.stream_device import METHOD, StreamDevice, streaming
 from tests.support.wait import until
 
@@ -49,6 +49,7 @@ async def _session(site: Site, device_id: str, metadata: Metadata = ()) -> Async
         yield device
 
 
+@IN_EVERY_SHAPE
 async def test_an_app_gets_what_a_browser_gets(site: Site) -> None:
     """Live, acked, confirmed; and a second device replays it."""
     async with site.undisturbed(stored=1), _session(site, "phone") as phone:
@@ -61,6 +62,7 @@ async def test_an_app_gets_what_a_browser_gets(site: Site) -> None:
         assert phone.closed is None
 
 
+@IN_EVERY_SHAPE
 async def test_a_session_changes_its_own_recipients_topics(site: Site) -> None:
     """Confirmed means stored, where everybody else reads it."""
 
@@ -116,6 +118,7 @@ async def test_a_forged_token_gets_no_session(site: Site, token: str, kind: type
         assert device.refusals == ["TOKEN_INVALID"]
 
 
+@IN_EVERY_SHAPE
 async def test_the_same_device_ends_the_older_session_with_a_status(site: Site) -> None:
     """Also when the newer one is at another node."""
     async with site.undisturbed(), _session(site, "phone") as older, _session(site, "phone") as newer:

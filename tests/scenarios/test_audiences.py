@@ -16,8 +16,10 @@ from mesh.times import timestamp_of
 from tests.support.apps import Apps
 from tests.support.explaining import explained
 from tests.support.publishing import publish_request
-from tests.support.site import Site
+from tests.support.site import IN_EVERY_SHAPE, Site
 from tests.support.wait import until
+
+pytestmark = IN_EVERY_SHAPE
 
 # Far less than remembered wishes live without a word of prefs, a minute; fanout asks what changed every second.
 _CHANGED_LIMIT_S = 15.0

@@ -23,7 +23,7 @@ from heliograph.type.v1.notification_pb2 import (
 from mesh.errors import Aborted, InvalidArgument
 from tests.support.recipient_calls import calls_of, mark_of
 from tests.support.refusals import judge, refusal_of
-from tests.support.site import Site
+from tests.support.site import IN_EVERY_SHAPE, Site
 
 UNKNOWN = "00000000-0000-4000-8000-000000000001"
 Choice = prefs_pb2.CategoryPreference
@@ -197,6 +197,7 @@ async def test_a_bad_choice_is_refused_and_changes_nothing(site: Site, bad: BadC
     assert await alice.get_preferences(prefs_pb2.GetPreferencesRequest()) == before
 
 
+@IN_EVERY_SHAPE
 async def test_a_choice_on_top_of_what_changed_meanwhile_is_refused(site: Site) -> None:
     """An etag that is not the stored one: somebody else was faster."""
     henry = calls_of(site, "henry")

@@ -6,13 +6,14 @@ import pytest
 
 from tests.support.crowded_topic import crowd, name
 from tests.support.publishing import publish_request
-from tests.support.site import Site
+from tests.support.site import IN_EVERY_SHAPE, Site
 from tests.support.wait import until
 
 _SUBSCRIBERS, _ON_ENGINES = 20_000, 2_000
 _LIMIT_S = 40.0
 
 
+@IN_EVERY_SHAPE
 @pytest.mark.timeout(90)
 async def test_an_event_to_a_crowded_topic_is_accepted_and_the_neighbour_is_undisturbed(site: Site) -> None:
     """The answer does not wait for the subscribers; the neighbour's events of every priority come beside theirs."""

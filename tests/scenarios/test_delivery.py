@@ -14,7 +14,7 @@ from mesh.ids import from_text
 from tests.support.apps import Apps
 from tests.support.cluster import TENANT
 from tests.support.device import checksum, window
-from tests.support.shapes import BOTH, running
+from tests.support.shapes import EVERY, running
 from tests.support.stored import decisions
 from tests.support.wait import until
 
@@ -25,7 +25,7 @@ _NEW, _RECEIVED = NotificationState.NOTIFICATION_STATE_NEW, NotificationState.NO
 _HIDDEN = NotificationState.NOTIFICATION_STATE_HIDDEN
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=EVERY)
 async def apps(request: pytest.FixtureRequest) -> AsyncIterator[Apps]:
     """One installation for all tests here; each test has recipients of its own."""
     async with running(request.param) as cluster:

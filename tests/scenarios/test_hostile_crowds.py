@@ -22,7 +22,7 @@ from tests.support.connections import masked
 from tests.support.device import Device, connected
 from tests.support.publishing import publish_request
 from tests.support.raw_socket import End, opened, opening, plain
-from tests.support.site import Site
+from tests.support.site import IN_EVERY_SHAPE, Site
 
 SILENT = 60
 FROZEN = 24
@@ -82,6 +82,7 @@ async def _frozen(site: Site, recipient: str) -> AsyncIterator[list[Device]]:
         yield devices
 
 
+@IN_EVERY_SHAPE
 async def test_readers_that_do_not_read_hold_up_nobody(site: Site) -> None:
     """Two dozen of one recipient; beside them another device of it, and the neighbour, get everything at once."""
     recipient, body = "frost", "b" * 4_000

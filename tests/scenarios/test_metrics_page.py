@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from svc_gateway.freezer import STEP
 from tests.meta.tree import ROOT
 from tests.support.raw_socket import hello, opened
-from tests.support.site import Site
+from tests.support.site import IN_EVERY_SHAPE, Site
 from tests.support.wait import until
 
 _ROW = re.compile(r"^\| `([a-z_<>]+)` \| (\w+) \| \w+ \| ([^|]*) \|", re.MULTILINE)
@@ -52,6 +52,7 @@ async def _samples(site: Site, process: str) -> Samples:
     return {(one.name, "".join(one.labels.values())): one.value for one in found if len(one.labels) < 2}
 
 
+@IN_EVERY_SHAPE
 async def test_every_process_says_how_its_loop_and_its_collector_do(site: Site) -> None:
     """The loop is measured on and on; collections are counted by generation, and their times agree with the counts."""
     services = {name: one.service for name, one in site.cluster.running.processes.items() if one.kind == "service"}
@@ -99,6 +100,7 @@ async def test_a_gateway_keeps_its_collector_away_from_the_sessions_that_it_has(
         assert after[node]["heliograph_gateway_collection_pause_seconds_total", ""] > 0.0
 
 
+@IN_EVERY_SHAPE
 async def test_every_process_exports_what_the_page_says(site: Site) -> None:
     """Name, kind and labels agree, nothing is missing on either side, and no label is an id."""
     services = {one.service: one for one in site.cluster.running.processes.values() if one.kind == "service"}

@@ -26,7 +26,7 @@ from tests.support import damage, stored
 from tests.support.apps import Apps
 from tests.support.cluster import TENANT, Cluster
 from tests.support.device import Device
-from tests.support.shapes import BOTH, running
+from tests.support.shapes import EVERY, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -39,7 +39,7 @@ _SETTINGS = {"DELIVERY_RETRY_DELAYS": "0.2,0.2,0.2"}
 _DONE = 0
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=EVERY)
 async def apps(request: pytest.FixtureRequest) -> AsyncIterator[Apps]:
     """One installation for all tests here; each test has recipients of its own.
 

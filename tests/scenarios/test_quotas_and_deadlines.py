@@ -16,7 +16,7 @@ from mesh.identity import TOKEN_HEADER
 from tests.support.cluster import PRODUCER
 from tests.support.publishing import publish_request, random_id
 from tests.support.refusals import judge, refusal_of
-from tests.support.site import IN_A_MESH, Site
+from tests.support.site import IN_A_MESH, IN_EVERY_SHAPE, Site
 from tests.support.wait import until
 
 PUBLISH = "/heliograph.ingest.v1.IngestService/Publish"
@@ -40,6 +40,7 @@ def _is_used_up(failure: Failure, owner: str, what: str = "events") -> None:
 # ---------------------------------------------------------------- quotas
 
 
+@IN_EVERY_SHAPE
 async def test_who_has_used_up_its_quota_is_told_when_to_come_again(site: Site) -> None:
     """What the quota lets through is accepted, what is beyond it is not; a repeat of what was accepted is free."""
     measured = site.bearer("producer", "measured")
@@ -53,6 +54,7 @@ async def test_who_has_used_up_its_quota_is_told_when_to_come_again(site: Site) 
             assert 0 < result.refused.retry_delay.seconds <= LONGEST_S
 
 
+@IN_EVERY_SHAPE
 async def test_what_was_refused_is_accepted_once_the_time_has_passed(site: Site) -> None:
     """Of three in one batch the first is let through; the second follows as soon as the quota has room again."""
     hasty = site.bearer("producer", "hasty")
@@ -70,6 +72,7 @@ async def test_what_was_refused_is_accepted_once_the_time_has_passed(site: Site)
         await until(accepted, 10.0, "the quota to have room again")
 
 
+@IN_EVERY_SHAPE
 async def test_a_quota_of_recipients_counts_those_that_an_event_names(site: Site) -> None:
     """An event of more than fit at once is never let through, and is not told to come again."""
     wordy = site.bearer("producer", "wordy")
@@ -81,6 +84,7 @@ async def test_a_quota_of_recipients_counts_those_that_an_event_names(site: Site
         _is_used_up(await refusal_of(site.publish(_much("ada", "ben"), wordy)), "producer", "recipients")
 
 
+@IN_EVERY_SHAPE
 async def test_a_tenants_quota_is_shared_by_its_producers(site: Site) -> None:
     """What one of them uses up, the other one lacks; producers of other tenants do not notice."""
     first, second = (site.bearer("producer", name, "umbrella") for name in ("first", "second"))
@@ -145,6 +149,7 @@ class Tries:
             self.accepted += 1
 
 
+@IN_EVERY_SHAPE
 async def test_a_call_whose_time_is_over_is_not_begun(site: Site) -> None:
     """What is refused for it is not stored, and no append is begun for nobody."""
     before, tries = await site.appended_count(), Tries(site)
@@ -159,6 +164,7 @@ async def test_a_call_whose_time_is_over_is_not_begun(site: Site) -> None:
     assert tries.accepted <= appended <= tries.accepted + tries.unknown, vars(tries)
 
 
+@IN_EVERY_SHAPE
 async def test_what_had_no_time_is_sent_again_and_there_once(site: Site) -> None:
     """Whatever came of the calls without time, one with time is answered, and the recipient has the event once."""
     request, tries = _much("xenia", id_=random_id(4_711)), Tries(site)
@@ -177,6 +183,7 @@ async def test_what_had_no_time_is_sent_again_and_there_once(site: Site) -> None
     assert [item.notification.notification_id for item in (await site.inbox("xenia")).items] == [receipt.event_id]
 
 
+@IN_EVERY_SHAPE
 async def test_a_request_that_comes_too_late_stores_nothing(site: Site) -> None:
     """A call is ended when its time is over, and does not wait for a request that is still on its way."""
     over = asyncio.Event()

@@ -13,7 +13,7 @@ from heliograph.type.v1.notification_pb2 import MarkKind, NotificationState
 from heliograph_client import Publisher, Receipt
 from tests.support.apps import Apps
 from tests.support.device import Device, Seen, checksum, window
-from tests.support.shapes import BOTH, running
+from tests.support.shapes import EVERY, running
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -23,7 +23,7 @@ _HIDDEN = NotificationState.NOTIFICATION_STATE_HIDDEN
 _SUPERSEDED = 4500
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=EVERY)
 async def apps(request: pytest.FixtureRequest) -> AsyncIterator[Apps]:
     """One cluster for all tests here; each test has recipients of its own."""
     async with running(request.param) as cluster:

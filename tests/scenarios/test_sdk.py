@@ -22,7 +22,7 @@ from heliograph_client import (
 from heliograph_client.values import SubscriberStats
 from tests.faults.proxy import HEALTHY, Toxics, proxied
 from tests.support.cluster import PRODUCER, TENANT, Cluster
-from tests.support.site import Site
+from tests.support.site import IN_EVERY_SHAPE, Site
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -45,6 +45,7 @@ def _faults(stats: SubscriberStats) -> tuple[int, int, int]:
     return stats.duplicates_on_wire, stats.mismatches, stats.frames_refused
 
 
+@IN_EVERY_SHAPE
 @EITHER
 async def test_what_is_queued_arrives_once(cluster: Cluster, transport: Transport) -> None:
     """Five hundred events leave in batches, live ones come in order, the copy equals the inbox, acks are durable."""
@@ -65,6 +66,7 @@ async def test_what_is_queued_arrives_once(cluster: Cluster, transport: Transpor
         assert subscriber.stats.acks_confirmed == len(titles)
 
 
+@IN_EVERY_SHAPE
 @EITHER
 async def test_a_device_goes_on_after_a_restart(cluster: Cluster, transport: Transport) -> None:
     """Only what came meanwhile is on the wire again; what was left unread can be marked although it is old."""
@@ -91,6 +93,7 @@ async def test_a_device_goes_on_after_a_restart(cluster: Cluster, transport: Tra
             assert (subscriber.stats.shown, subscriber.stats.reloads, subscriber.unread) == (3, 0, 7)
 
 
+@IN_EVERY_SHAPE
 @EITHER
 async def test_devices_agree_on_what_is_unread(cluster: Cluster, transport: Transport) -> None:
     """Read, unread again, hidden: said on one device, true on the other, wherever their sessions are."""
@@ -114,6 +117,7 @@ async def test_devices_agree_on_what_is_unread(cluster: Cluster, transport: Tran
         assert _faults(laptop.stats) == _faults(phone.stats) == (0, 0, 0)
 
 
+@IN_EVERY_SHAPE
 async def test_one_device_has_one_session(cluster: Cluster) -> None:
     """The older subscriber stops with a failure that says why; the newer one lives on."""
     async with cluster.subscriber("dan-twice") as older:

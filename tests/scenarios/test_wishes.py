@@ -12,7 +12,7 @@ from heliograph.prefs.v1 import topic_service_pb2_grpc as topics_grpc
 from mesh.errors import InvalidArgument, PermissionDenied
 from mesh.times import timestamp_of
 from tests.support.refusals import judge, refusal_of
-from tests.support.site import IN_A_MESH, OTHER_TENANT, Metadata, Site
+from tests.support.site import IN_A_MESH, IN_EVERY_SHAPE, OTHER_TENANT, Metadata, Site
 
 HOUR = 3_600
 
@@ -48,6 +48,7 @@ def _muted(preferences: prefs_pb2.Preferences) -> Sequence[tuple[str, str]]:
     return [(one.category, one.topic_id) for one in preferences.mutes]
 
 
+@IN_EVERY_SHAPE
 async def test_a_recipient_subscribes_and_unsubscribes(site: Site) -> None:
     """Repeating either changes nothing, and ending what is not subscribed is no error."""
     dora = site.bearer("recipient", "dora")
@@ -63,6 +64,7 @@ async def test_a_recipient_subscribes_and_unsubscribes(site: Site) -> None:
         assert await _listed(site, dora) == []
 
 
+@IN_EVERY_SHAPE
 async def test_a_recipient_mutes_and_unmutes(site: Site) -> None:
     """One mute beside another, each with its own end, and each taken back by itself."""
     dora = site.bearer("recipient", "dora")
@@ -97,6 +99,7 @@ async def test_nobody_changes_the_wishes_of_another_recipient(site: Site) -> Non
         await _unsubscribe(site, alice, "hers")
 
 
+@IN_EVERY_SHAPE
 async def test_malformed_wishes_are_refused_by_field(site: Site) -> None:
     """What is wrong is named, and the good part of the call is not stored either."""
     dora = site.bearer("recipient", "dora")

@@ -21,8 +21,10 @@ from tests.support.apps import Apps
 from tests.support.device import Device, Form
 from tests.support.explaining import asked, explained
 from tests.support.publishing import publish_request
-from tests.support.site import Site
+from tests.support.site import IN_EVERY_SHAPE, Site
 from tests.support.wait import until
+
+pytestmark = IN_EVERY_SHAPE
 
 # Far more than an event needs to be decided, so that the mute is in force then.
 _MUTED_S = 3.0

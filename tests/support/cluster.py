@@ -1,8 +1,8 @@
 """A whole Heliograph as processes, for scenarios: `heliograph up` with folders and ports of its own.
 
 In the shape `processes` services speak directly, in the shape `mesh` through Envoys with TLS; the same scenario runs
-in both, and with STORES=engines on the real engines. Must not reach into a service: scenarios see what producers,
-recipients and operators see, and send signals.
+in both, and with STORES=engines on the real engines. The shape `loop` has no processes, see `one_loop.py`.
+Must not reach into a service: scenarios see what producers, recipients and operators see, and send signals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support import engines
 from tests.support.ports import free_base_port
 from tests.support.wait import until
 
-Shape = Literal["processes", "mesh"]
+Shape = Literal["loop", "processes", "mesh"]
 
 TENANT = "acme"
 PRODUCER = "demo"
@@ -48,7 +48,7 @@ class Cluster:
 
     Args:
         folder: a folder of the test's own for state; a short one, see the fixture `run_dir`.
-        shape: without or with Envoys.
+        shape: without or with Envoys; what is asked of the way from outside is the same in `loop` and `processes`.
         gateways: number of gateway nodes.
         trace: log the path of every event.
         environ: settings of services, such as `HELIOGRAPH_GATEWAY_SESSION_AGE`.

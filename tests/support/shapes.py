@@ -18,11 +18,14 @@ from typing import Final
 import pytest
 
 from tests.support.cluster import Cluster, Shape
+from tests.support.one_loop import LoopCluster
 
-# The services alone; behind their sidecars and the edge, with mTLS.
+# The services in the loop of the tests; alone; behind their sidecars and the edge, with mTLS.
+LOOP: Final = pytest.param("loop")
 PROCESSES: Final = pytest.param("processes", marks=pytest.mark.processes)
 MESH: Final = pytest.param("mesh", marks=pytest.mark.mesh)
 BOTH: Final = (PROCESSES, MESH)
+EVERY: Final = (LOOP, *BOTH)
 
 
 @asynccontextmanager
@@ -38,7 +41,7 @@ async def running(
     """Runs a cluster while the context is open.
 
     Args:
-        shape: without or with Envoys.
+        shape: in this loop, or as processes without or with Envoys.
         gateways: number of gateway nodes.
         trace: log every step of every event.
         settings: of services, without their common prefix: "GATEWAY_SESSION_AGE".
@@ -48,9 +51,9 @@ async def running(
     folder = Path(tempfile.mkdtemp(prefix="hg-"))
     environ = {f"HELIOGRAPH_{name}": value for name, value in (settings or {}).items()}
     try:
-        async with Cluster(
+        async with kind_of(shape)(
             folder,
-            shape=shape,
+            shape=way_of(shape),
             gateways=gateways,
             trace=trace,
             environ=environ,
@@ -60,6 +63,16 @@ async def running(
             yield cluster
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def kind_of(shape: Shape) -> type[Cluster]:
+    """Returns what runs a cluster in a shape."""
+    return LoopCluster if shape == "loop" else Cluster
+
+
+def way_of(shape: Shape) -> Shape:
+    """Returns the shape of the way from outside: without processes it is that of processes without Envoys."""
+    return "processes" if shape == "loop" else shape
 
 
 def name_of(cluster: Cluster, victim: str) -> str:

@@ -30,6 +30,7 @@ from mesh.identity import CALLER_HEADER, TOKEN_HEADER
 from tests.support.cluster import PRODUCER, TENANT, Cluster, Shape
 from tests.support.device import Device, connected
 from tests.support.publishing import publish_request
+from tests.support.shapes import LOOP, kind_of, way_of
 from tests.support.stored import appended_count
 from tests.support.wait import until
 
@@ -96,6 +97,17 @@ quota = { events_per_second = 0.01, burst = 2 }
 # For what only a mesh has: certificates, an edge, REST. The fixture `site` has this shape too, so both share one site.
 IN_A_MESH = pytest.mark.parametrize(
     "site", [pytest.param("mesh", marks=[pytest.mark.mesh, pytest.mark.timeout(60)])], indirect=True, scope="session"
+)
+# For what is to be shown in one loop too, where nothing has to be a process or stand at an edge.
+IN_EVERY_SHAPE = pytest.mark.parametrize(
+    "site",
+    [
+        LOOP,
+        pytest.param("processes", marks=[pytest.mark.processes, pytest.mark.timeout(60)]),
+        pytest.param("mesh", marks=[pytest.mark.mesh, pytest.mark.timeout(60)]),
+    ],
+    indirect=True,
+    scope="session",
 )
 
 _LANES = {
@@ -327,9 +339,9 @@ async def open_site(folder: Path, shape: Shape) -> AsyncIterator[Site]:
     producers.write_text(PRODUCERS, encoding="utf-8")
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
-            Cluster(
+            kind_of(shape)(
                 folder,
-                shape=shape,
+                shape=way_of(shape),
                 environ={"HELIOGRAPH_GATEWAY_ALLOWED_ORIGINS": ORIGIN},
                 arguments=("--producers", str(producers)),
             )
