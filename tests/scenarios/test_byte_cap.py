@@ -11,7 +11,7 @@ from tests.support.apps import Apps
 from tests.support.cluster import Shape
 from tests.support.device import Device
 from tests.support.large_events import FILLING, publish_large
-from tests.support.shapes import BOTH, running
+from tests.support.shapes import EVERY, running
 from tests.support.site import Site
 from tests.support.wait import until
 
@@ -26,7 +26,7 @@ def _is_over(device: Device, ids: list[str]) -> bool:
     return device.closed is not None or set(ids) <= set(device.ids)
 
 
-@pytest.mark.parametrize("shape", BOTH)
+@pytest.mark.parametrize("shape", EVERY)
 async def test_sessions_that_do_not_read_share_what_a_node_keeps_and_a_neighbour_has_all(shape: Shape) -> None:
     """Those that keep too much waiting are closed, and have the rest when they are back; the neighbour has all live."""
     settings = {"GATEWAY_BACKLOG_BYTES": str(_CAP)}

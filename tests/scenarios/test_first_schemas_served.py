@@ -12,13 +12,13 @@ from heliograph.type.v1.notification_pb2 import Content, Notification
 from mesh.errors import AlreadyExists
 from mesh.ids import derive_id, to_text
 from tests.support.apps import Apps
-from tests.support.cluster import Cluster, Shape
+from tests.support.cluster import Shape
 from tests.support.dispatching import make_envelope, make_record
 from tests.support.first_schemas import STORES, version_of, write_first
 from tests.support.publishing import publish_request, request_id
 from tests.support.recipient_calls import calls_of
 from tests.support.refusals import judge, refusal_of
-from tests.support.shapes import BOTH
+from tests.support.shapes import EVERY, kind_of, way_of
 from tests.support.site import Site
 from tests.support.wait import until
 
@@ -69,11 +69,11 @@ async def _leave_behind(data: Path, now: float) -> None:
     await write_first(data, "positions.db", ("insert into positions values (?, ?, ?)", ("normal", 77, 1)))
 
 
-@pytest.mark.parametrize("shape", BOTH)
+@pytest.mark.parametrize("shape", EVERY)
 async def test_a_cluster_serves_what_the_first_release_left_behind(shape: Shape, run_dir: Path) -> None:
     """Old rows are listed, wishes and answered requests count, and the lane is read on from where it was left."""
     now = time.time()
-    cluster = Cluster(run_dir, shape=shape, gateways=1)
+    cluster = kind_of(shape)(run_dir, shape=way_of(shape), gateways=1)
     # The first release had files only.
     cluster.on_engines = False
     await _leave_behind(cluster.place.data, now)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.cluster import Shape
 from tests.support.device import Device, connected
-from tests.support.shapes import BOTH, running
+from tests.support.shapes import EVERY, running
 from tests.support.site import Site
 from tests.support.wait import until
 
@@ -16,7 +16,7 @@ LIMIT, TOO_MANY = 5, 20
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("shape", BOTH)
+@pytest.mark.parametrize("shape", EVERY)
 async def test_a_session_too_many_is_told_when_to_come_back(shape: Shape) -> None:
     """Twenty more of one recipient are sent away; a neighbour gets its events, and a place that is free is given."""
     async with running(shape, gateways=1, settings={"GATEWAY_SESSION_LIMIT": str(LIMIT)}) as cluster:

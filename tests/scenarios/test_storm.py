@@ -16,7 +16,7 @@ from mesh.errors import Failure, Unavailable
 from tests.support.apps import Apps
 from tests.support.device import Device
 from tests.support.raw_socket import Reply, opening, plain
-from tests.support.shapes import BOTH, running
+from tests.support.shapes import EVERY, running
 from tests.support.stream_device import StreamDevice
 from tests.support.wait import until
 
@@ -30,7 +30,7 @@ _SCREENS = 12
 _OVERLOADED = 4004
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=EVERY)
 async def apps(request: pytest.FixtureRequest) -> AsyncIterator[Apps]:
     """A cluster whose nodes take few at once."""
     async with running(request.param, settings=_SETTINGS) as cluster:

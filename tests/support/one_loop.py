@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import msgspec
 
 from heliograph_cli import record
 from heliograph_cli.folders import deploy_file
-from heliograph_cli.plan import Choices, Process, plan_direct, stop_order
+from heliograph_cli.plan import Choices, Plan, Process, plan_direct
 from heliograph_cli.record import ProcessRecord, UpRecord
 from mesh.app import App
 from mesh.envoy.certs import ensure_token_key
@@ -44,6 +45,8 @@ class LoopCluster(Cluster):
         # Stores are embedded always: whoever looks for them at engines looks in vain.
         self.on_engines = False
         self._services: dict[str, _Running] = {}
+        self._replaced = Counter[str]()
+        self._plan: Plan
 
     async def start(self) -> None:
         """Starts every service and returns when all are ready."""
@@ -61,7 +64,7 @@ class LoopCluster(Cluster):
             categories=deploy_file("categories.toml"),
             producers=Path(flags["--producers"]) if flags else deploy_file("producers.example.toml"),
         )
-        plan = plan_direct(choices, place)
+        plan = self._plan = plan_direct(choices, place)
         try:
             # One after the other: gRPC's servers of one process find their numbers by what is new at their start.
             for process in plan.processes:
@@ -69,34 +72,28 @@ class LoopCluster(Cluster):
         except BaseException:
             await self.stop()
             raise
-        up = UpRecord(
-            pid=os.getpid(),
-            state="serving",
-            direct=True,
-            start_time=time.time(),
-            run_dir=str(place.run),
-            trust_domain=_TRUST_DOMAIN,
-            edge=plan.edge,
-            live_urls=plan.live_urls,
-            inbound=plan.inbound,
-            producer_host=plan.producer_host,
-            processes={process.name: _record_of(process) for process in plan.processes},
-        )
-        record.write(place.record, up)
+        self._write_down()
 
     async def stop(self) -> int:
-        """Drains everything in the order of `heliograph up`.
+        """Drains everything, all at once: nobody is left here whom an order would spare.
 
         Raises:
             AssertionError: one does not end in time.
         """
-        for group in stop_order([one.process for one in self._services.values()]):
-            ending = [self._services.pop(process.name) for process in group]
-            for one in ending:
-                one.app.request_stop("the test is over")
-            async with asyncio.timeout(_LIMIT_S):
-                await asyncio.gather(*(one.task for one in ending))
+        ending, self._services = self._services, {}
+        for one in ending.values():
+            one.app.request_stop("the test is over")
+        await asyncio.gather(*(_ended(one) for one in ending.values()))
         return 0
+
+    async def replace(self, name: str) -> None:
+        """Drains one service and starts another one in its place, which serves when this returns."""
+        before = self._services.pop(name)
+        before.app.request_stop("it is replaced")
+        await _ended(before)
+        await self._begin(before.process)
+        self._replaced[name] += 1
+        self._write_down()
 
     def send(self, name: str, number: signal.Signals) -> ProcessRecord:
         """Refuses: the only process there is runs the tests."""
@@ -114,6 +111,31 @@ class LoopCluster(Cluster):
             task.result()
         self._services[process.name] = _Running(process, app, task)
 
+    def _write_down(self) -> None:
+        place, plan = self.place, self._plan
+        up = UpRecord(
+            pid=os.getpid(),
+            state="serving",
+            direct=True,
+            start_time=time.time(),
+            run_dir=str(place.run),
+            trust_domain=_TRUST_DOMAIN,
+            edge=plan.edge,
+            live_urls=plan.live_urls,
+            inbound=plan.inbound,
+            producer_host=plan.producer_host,
+            processes={process.name: _record_of(process, self._replaced[process.name]) for process in plan.processes},
+        )
+        record.write(place.record, up)
+
+
+async def _ended(one: _Running) -> None:
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            await one.task
+    except TimeoutError:
+        raise AssertionError(f"{one.process.name} has not stopped within {_LIMIT_S:g} s") from None
+
 
 def _settings_of(package: str) -> type[Any]:  # Any: each service has a model of its own
     found = [
@@ -125,14 +147,14 @@ def _settings_of(package: str) -> type[Any]:  # Any: each service has a model of
     return model
 
 
-def _record_of(process: Process) -> ProcessRecord:
+def _record_of(process: Process, restart_count: int) -> ProcessRecord:
     return ProcessRecord(
         name=process.name,
         kind=process.kind,
         service=process.service,
         pid=os.getpid(),
         state="serving",
-        restart_count=0,
+        restart_count=restart_count,
         argv=process.argv,
         log=str(process.log),
     )
