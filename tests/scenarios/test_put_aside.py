@@ -57,11 +57,11 @@ async def _take(device: Device, id_: str) -> None:
 # ---------------------------------------------------------------- rows
 
 
-async def _buried(cluster: Cluster, event_id: str) -> str:
-    """Waits until a row of an event is given up, and returns the id of its dead letter."""
+async def _all_buried(cluster: Cluster, count: int) -> list[str]:
+    """Waits until so many rows are given up, and returns the ids of their dead letters."""
     found: list[letters_pb2.DeadLetter] = []
 
-    async def is_buried() -> bool:
+    async def are_buried() -> bool:
         async with cluster.connection() as connection:
             answer = await connection.call(
                 "delivery",
@@ -70,12 +70,17 @@ async def _buried(cluster: Cluster, event_id: str) -> str:
                 _AS_OPERATOR,
             )
         found[:] = answer.dead_letters
-        return bool(found)
+        return len(found) >= count
 
-    await until(is_buried, _LIMIT_S, "the row is given up")
-    (letter,) = found
-    assert letter.envelope.event_id == event_id
-    return letter.dead_letter_id
+    await until(are_buried, _LIMIT_S, f"{count} rows are given up")
+    assert len(found) == count
+    return [letter.dead_letter_id for letter in found]
+
+
+async def _buried(cluster: Cluster) -> str:
+    """Waits until the only row is given up, and returns the id of its dead letter."""
+    (letter_id,) = await _all_buried(cluster, 1)
+    return letter_id
 
 
 async def _shows(cluster: Cluster, letter_id: str, event_id: str, recipient: str) -> None:
@@ -117,7 +122,7 @@ async def test_a_row_that_the_store_refuses_comes_back_from_the_dead_letters(app
         with damage.refusing_store(cluster, "anna").refusing():
             event_id = (await publisher.publish(category=CATEGORY, to=["anna", "bert"], title="An invoice")).event_id
             await _take(neighbour, event_id)
-            letter_id = await _buried(cluster, event_id)
+            letter_id = await _buried(cluster)
             await _shows(cluster, letter_id, event_id, "anna")
             await _stays(cluster, letter_id, "the store refuses it still: ")
         await apps.choose("anna", CATEGORY, enabled=False)
@@ -125,7 +130,7 @@ async def test_a_row_that_the_store_refuses_comes_back_from_the_dead_letters(app
         await apps.choose("anna", CATEGORY)
         rehearsed = await cluster.run("dead-letters", "redrive", letter_id, "--dry-run")
         assert rehearsed == (_DONE, "1 would be redriven, 0 would stay\n", "")
-        assert await _buried(cluster, event_id) == letter_id
+        assert await _buried(cluster) == letter_id
         assert phone.ids == []
         assert await cluster.run("dead-letters", "redrive", letter_id) == (_DONE, "1 redriven, 0 stay\n", "")
         await _take(phone, event_id)
@@ -134,6 +139,30 @@ async def test_a_row_that_the_store_refuses_comes_back_from_the_dead_letters(app
         for device in (phone, neighbour):
             await device.has(last)
             assert device.ids == [event_id, last]
+
+
+async def test_redriving_by_filter_goes_on_where_it_was_broken_off(apps: Apps) -> None:
+    """What went has left the list: the same order again takes what is left, and nothing twice; others match nothing."""
+    cluster, count = apps.cluster, 4
+    filtered = ("dead-letters", "redrive", "--reason", "store-refused", "--tenant", TENANT)
+    async with apps.device("finn") as phone, cluster.publisher() as publisher:
+        await phone.ready()
+        with damage.refusing_store(cluster, "finn").refusing():
+            event_ids = [
+                (await publisher.publish(category=CATEGORY, to="finn", title=f"Invoice {number}")).event_id
+                for number in range(count)
+            ]
+            letter_ids = await _all_buried(cluster, count)
+        assert await cluster.run(*filtered, "--dry-run") == (_DONE, "4 would be redriven, 0 would stay\n", "")
+        # Somebody began, and got no further than this.
+        assert await cluster.run("dead-letters", "redrive", letter_ids[0]) == (_DONE, "1 redriven, 0 stay\n", "")
+        others = await cluster.run("dead-letters", "redrive", "--tenant", "initech")
+        assert others == (_DONE, "0 redriven, 0 stay\n", "")
+        assert await cluster.run(*filtered) == (_DONE, "3 redriven, 0 stay\n", "")
+        assert await cluster.run(*filtered) == (_DONE, "0 redriven, 0 stay\n", "")
+        await phone.has(*event_ids)
+        await _is_empty(cluster, "dead-letters")
+        assert sorted(phone.ids) == sorted(event_ids)
 
 
 # ---------------------------------------------------------------- records
