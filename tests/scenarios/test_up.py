@@ -220,6 +220,11 @@ async def test_down_tells_clients_to_go_and_ends_everything(run_dir: Path, shape
         assert all(one.state == "stopped" for one in cluster.running.processes.values())
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", cluster.base_port + (0 if shape == "mesh" else 20)))
+        # What others have taken since then is found before the next start does not get it.
+        with socket.create_server(("127.0.0.1", cluster.base_port)):
+            _, broken, _ = await _examined(cluster)
+        assert [line.split()[1] for line in broken] == ["ports"], broken
+        assert f"{cluster.base_port} (edge)" in broken[0]
         assert "killed" not in cluster.output()
         code, _, errors = await cluster.run("nodes")
         assert (code, "nothing runs with the state folder" in errors) == (4, True)
@@ -235,6 +240,9 @@ async def test_a_killed_up_leaves_nothing_and_the_next_one_takes_over(run_dir: P
         await until(lambda: _lists(cluster, "alice", 1), 10.0, "the notification")
         first = [one.pid for one in cluster.running.processes.values()]
         await cluster.end_abruptly()
+        killed = cluster.running.pid
+        _, _, odd = await _examined(cluster)
+        assert any(f"a process that is gone (pid {killed}); harmless" in line for line in odd), odd
         await cluster.start()
         assert await _lists(cluster, "alice", 1)
         # They are told to end, and finish what they have begun.

@@ -135,6 +135,17 @@ async def buf_curl(site: Site, place: Place, path: str, *words: str, identity: s
     return await run(buf, "curl", *flags, *words, f"https://{place.address}{path}")
 
 
+async def buf_curl_plain(site: Site, process: str, path: str, *words: str, caller: str = "") -> Done:
+    """Runs `buf curl` at a service's own socket; arguments as for `grpcurl_plain` and `buf_curl`."""
+    flags = ["--protocol", "grpc", "--http2-prior-knowledge", "--timeout", "10s"]
+    flags += ["--unix-socket", _socket(site, process)]
+    flags += ["--header", f"{CALLER_HEADER}: {caller}"] if caller else []
+    # Without a schema it asks for one first.
+    flags += ["--reflect-header", f"{CALLER_HEADER}: {caller}"] if caller and "--schema" not in words else []
+    buf = Path(sysconfig.get_path("scripts")) / "buf"
+    return await run(buf, "curl", *flags, *words, f"http://localhost{path}")
+
+
 async def curl(
     site: Site, place: Place, method: str, path: str, *, body: str = "", token: str = "", identity: str = ""
 ) -> Done:
