@@ -12,7 +12,7 @@ from heliograph_cli.connection import Actor, Connection
 from mesh.errors import ResourceExhausted
 from tests.support.cluster import PRODUCER, TENANT, Cluster
 from tests.support.publishing import publish_request
-from tests.support.shapes import BOTH, frozen, running
+from tests.support.shapes import EVERY, running, stilled
 from tests.support.wait import until
 
 pytestmark = pytest.mark.timeout(90)
@@ -22,7 +22,7 @@ _BACKLOG = 40
 _BULK, _NORMAL, _HIGH = "newsletter", "general", "security"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=BOTH)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=EVERY)
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     """A cluster whose lanes are full soon."""
     async with running(request.param, settings={"INGEST_BACKLOG_LIMIT": str(_BACKLOG)}) as cluster:
@@ -62,11 +62,11 @@ async def _let_in(producer: _Producer) -> Sequence[bool]:
 
 
 async def test_bulk_makes_way_first_and_nothing_needs_a_restart(cluster: Cluster) -> None:
-    """Refusals name a delay; what was accepted arrives once; the same processes let everybody in again."""
+    """Refusals name a delay; what was accepted arrives once; the same ingest lets everybody in again."""
     pids = {name: one.pid for name, one in cluster.running.processes.items()}
     async with cluster.connection() as connection, cluster.subscriber("reader") as reader:
         producer = _Producer(connection)
-        with frozen(cluster, "fanout"):
+        async with stilled(cluster, "fanout"):
             for _ in range(_BACKLOG // 2):
                 assert await producer.is_let_in(_NORMAL)
             await until(lambda: producer.refuses(_BULK), 15.0, "bulk to be refused")

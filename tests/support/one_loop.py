@@ -12,6 +12,8 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +90,21 @@ class LoopCluster(Cluster):
 
     async def replace(self, name: str) -> None:
         """Drains one service and starts another one in its place, which serves when this returns."""
-        before = self._services.pop(name)
-        before.app.request_stop("it is replaced")
-        await _ended(before)
-        await self._begin(before.process)
+        async with self.without(name):
+            pass
         self._replaced[name] += 1
         self._write_down()
+
+    @asynccontextmanager
+    async def without(self, name: str) -> AsyncIterator[None]:
+        """Drains one service, and starts another one in its place when the context ends."""
+        before = self._services.pop(name)
+        before.app.request_stop("another one comes")
+        await _ended(before)
+        try:
+            yield
+        finally:
+            await self._begin(before.process)
 
     def send(self, name: str, number: signal.Signals) -> ProcessRecord:
         """Refuses: the only process there is runs the tests."""

@@ -83,6 +83,17 @@ def name_of(cluster: Cluster, victim: str) -> str:
     return cluster.node(int(index)) + dash + rest
 
 
+@asynccontextmanager
+async def stilled(cluster: Cluster, name: str) -> AsyncIterator[None]:
+    """A service does nothing while the context is open: its process stands still; in one loop there is none."""
+    if isinstance(cluster, LoopCluster):
+        async with cluster.without(name):
+            yield
+    else:
+        with frozen(cluster, name):
+            yield
+
+
 @contextmanager
 def frozen(cluster: Cluster, name: str) -> Iterator[None]:
     """Stops a process (SIGSTOP) while the context is open."""
