@@ -90,8 +90,8 @@ async def is_through(cluster: Cluster) -> bool:
     return await waiting_events(cluster) == 0
 
 
-async def is_waited_for(cluster: Cluster, recipient: str, event_id: str) -> bool:
-    """Whether delivery is still to look at what became of an event at a recipient."""
+async def awaits_first_look(cluster: Cluster, recipient: str, event_id: str) -> bool:
+    """Whether delivery is still to look for the first time at what became of an event at a recipient."""
     async with cluster.connection() as connection:
         answer: delivery_service_pb2.ExplainResponse = await connection.call(
             "delivery",
@@ -99,7 +99,7 @@ async def is_waited_for(cluster: Cluster, recipient: str, event_id: str) -> bool
             delivery_service_pb2.ExplainRequest(event_id=event_id, tenant_id=TENANT, recipient_id=recipient),
             reading.OPERATOR,
         )
-    return any(step.decision == "follow-up" for step in answer.steps)
+    return any(step.decision == "follow-up" and step.detail.endswith("tries again: 0") for step in answer.steps)
 
 
 async def longest_pause(run: Run, count: int) -> float:

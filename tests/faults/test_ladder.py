@@ -22,8 +22,8 @@ from tests.faults.outages import (
     BACK_S,
     asking_once,
     at_last,
+    awaits_first_look,
     is_through,
-    is_waited_for,
     pids_of,
     says,
     waiting_events,
@@ -88,7 +88,7 @@ async def test_without_kafka_nothing_new_is_accepted(on_engines: Cluster, engine
         unacked = await at_last(publisher, publisher.prepare(event("unacked", who)))
         await shows(device, first, unacked)
         window_ends = time.monotonic() + ACK_WINDOW_S
-        await until(partial(is_waited_for, cluster, who, unacked), what="its ack is waited for")
+        await until(partial(awaits_first_look, cluster, who, unacked), what="its ack is waited for")
         refused = publisher.prepare(event("refused", who))
         async with without(engines, "kafka"):
             with pytest.raises(Failure):
@@ -112,7 +112,7 @@ async def test_without_kafka_nothing_new_is_accepted(on_engines: Cluster, engine
         await says(cluster, {"ingest": [], "fanout": [], "delivery": []})
 
         async def is_looked_at() -> bool:
-            return not await is_waited_for(cluster, who, unacked)
+            return not await awaits_first_look(cluster, who, unacked)
 
         await until(is_looked_at, BACK_S, "what was not acked is looked at")
         await shows(device, first, unacked, later)

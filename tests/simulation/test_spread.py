@@ -14,9 +14,12 @@ from tests.simulation.spread import spread
 from tests.support.wait import until
 
 _ROOT = Path(__file__).resolve().parents[2]
+# A shell lets what it starts in the background ignore an interrupt, and that is inherited.
 _PROGRAM = """
+import signal
 import sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.simulation.test_spread import stand_still
 from tests.simulation.spread import spread
 print(list(spread(stand_still, [Path(sys.argv[1])] * 3, 2)))
