@@ -106,7 +106,7 @@ docs: $(READY) ## rebuild the generated pages, and the site in build/site
 docs-check: $(READY) ## fail when a generated page is stale or the site has a broken link
 	@$(BIN)/python docs/build.py --check && $(BIN)/python docs/website.py --check
 
-bench: $(READY) ## every target of performance beside what this machine gives, in 20 minutes (ARGS=--part=push: one part)
+bench: $(READY) ## every target of performance beside what this machine gives, in 23 minutes (ARGS=--part=push: one part)
 	@$(BIN)/python bench/floors.py $(ARGS)
 
 lock: $(READY) ## choose versions anew within the bounds of pyproject.toml and write requirements.lock
