@@ -10,7 +10,7 @@ import pytest
 from tests.support.apps import Apps
 from tests.support.cluster import Shape
 from tests.support.device import Device
-from tests.support.large_events import FILLING, publish_large
+from tests.support.large_events import fill_sockets
 from tests.support.shapes import EVERY, running
 from tests.support.site import Site
 from tests.support.wait import until
@@ -39,12 +39,8 @@ async def test_sessions_that_do_not_read_share_what_a_node_keeps_and_a_neighbour
             await device.ready()
         for device in slow:
             device.stop_reading()
-        ids: list[str] = []
         async with cluster.publisher() as publisher:
-            # No more at once than who reads takes: the cap counts its share of a burst too.
-            while len(ids) < FILLING:
-                ids += await publish_large(publisher, [*names, "neighbour"], 5)
-                await neighbour.has(*ids)
+            ids = await fill_sockets(publisher, [*names, "neighbour"], neighbour)
 
         async def is_bounded() -> bool:
             closed = await site.metric(node, "heliograph_gateway_closes_total", code=str(_TOO_SLOW))

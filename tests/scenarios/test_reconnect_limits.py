@@ -13,7 +13,7 @@ from heliograph_client import Publisher
 from tests.support.apps import Apps
 from tests.support.audience import audience, load
 from tests.support.device import checksum, window
-from tests.support.large_events import FILLING, publish_large
+from tests.support.large_events import fill_sockets
 from tests.support.ledger import Ledger
 from tests.support.shapes import BOTH, running
 from tests.support.wait import until
@@ -56,9 +56,8 @@ async def test_a_slow_reader_is_caught_up_from_the_inbox(apps: Apps, publisher: 
         await slow.ready()
         await other.ready()
         slow.stop_reading()
-        ids = await publish_large(publisher, ["ada", "ben"], FILLING)
         # The neighbour has it all before the slow one has read anything.
-        await other.has(*ids)
+        ids = await fill_sockets(publisher, ["ada", "ben"], other)
         early = len(slow.ids)
         slow.go_on_reading()
         await slow.has(*ids)
@@ -80,8 +79,7 @@ async def test_a_reader_that_stays_behind_is_closed_and_loses_nothing(apps: Apps
         cursor = (await slow.ready()).cursor
         await other.ready()
         slow.stop_reading()
-        ids = await publish_large(publisher, ["cat", "dan"], FILLING)
-        await other.has(*ids)
+        ids = await fill_sockets(publisher, ["cat", "dan"], other)
 
         def ended() -> list[object]:
             closed = log_lines(apps, "session_closed")
