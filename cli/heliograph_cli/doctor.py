@@ -283,6 +283,7 @@ async def processes(patient: Patient) -> list[Finding]:
     if running is None:
         return [Finding("ok", "processes", "nothing runs; `heliograph up` starts it")]
     from heliograph_cli import envoys, health
+    from mesh.envoy.process import is_ready
 
     # As they were started: the folder's name depends on the path and the environment of who asks.
     run, findings = Path(running.run_dir), []
@@ -292,7 +293,7 @@ async def processes(patient: Patient) -> list[Finding]:
             well = await health.serves(run / f"{name}.sock", direct=running.direct)
         else:
             admin = str(run / f"{name.removesuffix('-envoy')}.admin")
-            well = await envoys.takes_calls(admin)
+            well = await is_ready(admin)
             peers = await envoys.unhealthy_peers(admin) or []
         if one.kind == "service" and await health.clock_was_set(run / f"{name}.sock", direct=running.direct):
             text = f"{name}: the clock of this machine was set while it ran, or differs from presence's"

@@ -103,12 +103,7 @@ async def is_ready(admin: str) -> bool:
     A peer that was not there at the first check is looked at again after seconds only: without waiting for that, the
     first calls through a fresh mesh would be refused.
     """
-    return await takes_calls(admin) and await unhealthy_peers(admin) == []
-
-
-async def takes_calls(admin: str) -> bool:
-    """Says whether an Envoy takes calls and has certificates, whatever it finds of its peers."""
-    return await process.is_ready(admin)
+    return await process.is_ready(admin) and await unhealthy_peers(admin) == []
 
 
 async def unhealthy_peers(admin: str) -> list[str] | None:

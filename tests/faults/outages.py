@@ -11,7 +11,6 @@ from functools import partial
 import msgspec
 
 from deploy.engines.running import Engines
-from heliograph.delivery.v1 import delivery_service_pb2, delivery_service_pb2_grpc
 from heliograph_cli import health
 from heliograph_cli.connection import Actor
 from heliograph_client import PreparedEvent, Publisher, RetryPolicy
@@ -19,6 +18,7 @@ from mesh.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 from tests.faults import reading
 from tests.faults.rig import Run
 from tests.support.cluster import PRODUCER, TENANT, Cluster
+from tests.support.explaining import asked
 from tests.support.wait import until
 
 # Health asks once a second, and a store that is silent has its own limit.
@@ -92,13 +92,7 @@ async def is_through(cluster: Cluster) -> bool:
 
 async def awaits_first_look(cluster: Cluster, recipient: str, event_id: str) -> bool:
     """Whether delivery is still to look for the first time at what became of an event at a recipient."""
-    async with cluster.connection() as connection:
-        answer: delivery_service_pb2.ExplainResponse = await connection.call(
-            "delivery",
-            lambda channel: delivery_service_pb2_grpc.DeliveryServiceStub(channel).Explain,
-            delivery_service_pb2.ExplainRequest(event_id=event_id, tenant_id=TENANT, recipient_id=recipient),
-            reading.OPERATOR,
-        )
+    answer = await asked(cluster, event_id, recipient)
     return any(step.decision == "follow-up" and step.detail.endswith("tries again: 0") for step in answer.steps)
 
 

@@ -20,14 +20,13 @@ from heliograph.prefs.v1 import prefs_service_pb2_grpc as prefs_grpc
 from svc_gateway import wire
 from tests.support.connections import masked
 from tests.support.device import Device, connected
+from tests.support.large_events import FILLING, fill_sockets
 from tests.support.publishing import publish_request
 from tests.support.raw_socket import End, opened, opening, plain
 from tests.support.site import IN_EVERY_SHAPE, Site
 
 SILENT = 60
 FROZEN = 24
-# Events that fill all that is between a node and a client that does not read, and how many are published at once.
-FILLING, AT_ONCE = 200, 20
 _LIMIT_S = 20.0
 
 
@@ -87,20 +86,14 @@ async def _frozen(site: Site, recipient: str) -> AsyncIterator[list[Device]]:
 @IN_EVERY_SHAPE
 async def test_readers_that_do_not_read_hold_up_nobody(site: Site) -> None:
     """Two dozen of one recipient; beside them another device of it, and the neighbour, get everything at once."""
-    recipient, body = "frost", "b" * 4_000
+    recipient = "frost"
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(_frozen(site, recipient))
         healthy = await stack.enter_async_context(connected(site.live_url, context=site.tls()))
         await healthy.hello(site.cluster.token(recipient), "healthy")
         await healthy.ready()
-        ids: list[str] = []
-        async with site.undisturbed(stored=FILLING):
-            # No more at once than who reads takes: it would be behind, and its window has fewer rows.
-            while len(ids) < FILLING:
-                requests = [publish_request(f"{n}", to=[recipient], body=body) for n in range(AT_ONCE)]
-                answer = await site.batch(requests)
-                ids += [result.accepted.event_id for result in answer.results]
-                await healthy.has(*ids)
+        async with site.undisturbed(stored=FILLING), site.cluster.publisher() as publisher:
+            ids = await fill_sockets(publisher, [recipient], healthy)
             assert sorted(healthy.ids) == sorted(ids)
             assert healthy.closed is None
 

@@ -7,7 +7,7 @@ from tests.support.device import Device
 
 # So many fill all that is between a node and a narrow client that does not read, the buffers of an edge and a sidecar
 # included (700 KiB), and are fewer than the rows of a window.
-_FILLING, _AT_ONCE = 90, 5
+FILLING, _AT_ONCE = 90, 5
 # Characters of three bytes.
 _LARGE = "☂" * 3_900
 
@@ -34,7 +34,7 @@ async def fill_sockets(publisher: Publisher, recipients: list[str], reader: Devi
             behind itself.
     """
     ids: list[str] = []
-    while len(ids) < _FILLING:
+    while len(ids) < FILLING:
         ids += await _publish_large(publisher, recipients, _AT_ONCE)
         await reader.has(*ids)
     return ids
