@@ -26,6 +26,8 @@ from bench.measures import FsyncProbe, Spread, cpu_seconds, machine, spread, tab
 
 _RESULTS_LIMIT = 120.0
 _SETTLE_LIMIT = 20.0
+# Of each load on engines, and of the one beside it, before its figure is taken.
+_WARM_UP = 5.0
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -327,7 +329,9 @@ def beside_engines(engines: Path, shapes: str, *, seconds: float, sessions: int,
             for file in (None, engines):
                 name = f"bench{os.getpid()}n{len(figures)}"
                 with Installation(direct=shape == "direct", engines=file, name=name) as installation:
-                    measure(installation, Load("warm-up", 200.0, batch=10), seconds=3.0, sessions=100)
+                    # How it runs is asked, not how it starts: connections, keyspace and code are in use by then.
+                    warm_up = Load("warm-up", load.rate, audience=load.audience, batch=load.batch)
+                    measure(installation, warm_up, seconds=_WARM_UP, sessions=sessions)
                     figures.append(
                         measure(
                             installation,
