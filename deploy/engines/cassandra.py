@@ -71,6 +71,7 @@ SMALL: Final[Mapping[str, Yaml]] = {
     "concurrent_writes": 16,
     "concurrent_counter_writes": 8,
     "concurrent_compactors": 1,
+    # Faster, it takes all that is left of two cores for as long as it lasts (ADR 0068).
     "compaction_throughput": "8MiB/s",
     "key_cache_size": "8MiB",
     "file_cache_size": "32MiB",
