@@ -63,11 +63,12 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     heartbeat_interval: float = 120.0
     behind_timeout: float = 30.0
     round_interval: float = 600.0
-    # A round also comes when so many frames have passed, but not sooner than `round_pause` after the last one, except
-    # that what was given since the checkpoint must stay below what one replay can name.
-    round_frames: int = 50
-    round_pause: float = 10.0
-    round_frames_at_most: int = 400
+    # A checkpoint comes when there is room once as many frames have passed as a window shows of one class, but not
+    # sooner than `checkpoint_pause` after the last reading; and in any case before more have passed than one replay
+    # can name.
+    checkpoint_frames: int = 100
+    checkpoint_pause: float = 10.0
+    checkpoint_frames_at_most: int = 400
     # A cursor lies W + S = 6 s before its read, so what was given so long before a checkpoint must still be named.
     overlap: float = 10.0
     go_away_grace: float = 5.0
@@ -155,7 +156,13 @@ class Register(msgspec.Struct, frozen=True, gc=False):
 
 
 class Replay(msgspec.Struct, frozen=True, gc=False):
-    """Read the inbox: call `begin_replay` when its turn comes."""
+    """Read the inbox: call `begin_replay` when its turn comes.
+
+    Attributes:
+        for_cursor: nothing is missing, a newer cursor is all it is for: it may wait. Call `seek_checkpoint` before.
+    """
+
+    for_cursor: bool = False
 
 
 class Round(msgspec.Struct, frozen=True, gc=False):

@@ -120,7 +120,7 @@ def _begin(session: Session, identity: Identity, admission: Admission, now: floa
     session.token_due, session.age_due = now + identity.seconds_left, now + admission.age
     session.ping_due = shared.second(now + limits.heartbeat_interval)
     session.round_due = shared.second(now + limits.round_interval * (0.5 + admission.random))
-    session.round_at = limits.round_frames
+    session.checkpoint_at = limits.checkpoint_frames
     session.state, session.step_due = State.JOINING, now + limits.join_timeout
 
 

@@ -74,6 +74,7 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
         marks=MarkLedger[ClientConnection](limit=settings.mark_limit, now=clock.monotonic()),
         presence=PresenceQueue(settings.node_id),
         replays=SessionQueue(),
+        checkpoints=SessionQueue(),
         rounds=SessionQueue(),
         topics=topics,
         clock=clock,
@@ -148,6 +149,7 @@ def wire(app: App, settings: GatewaySettings) -> Listener:
     app.supervise("lease", presence.keep_lease)
     app.supervise("reports", presence.report_for_ever)
     app.supervise("rounds", inbox.round_for_ever)
+    app.supervise("checkpoints", inbox.checkpoint_for_ever)
     app.supervise("marks", inbox.store_for_ever)
     calls = min(_REPLAY_CALLS, settings.replay_limit)
     for number in range(calls):

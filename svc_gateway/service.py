@@ -72,6 +72,7 @@ class Gateway:
         marks: MarkLedger[ClientConnection],
         presence: PresenceQueue,
         replays: SessionQueue,
+        checkpoints: SessionQueue,
         rounds: SessionQueue,
         topics: TopicChanges,
         clock: Clock,
@@ -89,6 +90,7 @@ class Gateway:
             marks: what is to be stored.
             presence: what presence is to be told.
             replays: sessions that wait for a replay.
+            checkpoints: sessions whose cursor is to be moved on when there is room.
             rounds: sessions whose head is to be compared.
             topics: changes of topics.
             clock: tells the time.
@@ -102,6 +104,7 @@ class Gateway:
         self.marks = marks
         self.presence = presence
         self.replays = replays
+        self.checkpoints = checkpoints
         self.rounds = rounds
         self.topics = topics
         self.metrics = metrics
@@ -197,7 +200,8 @@ class Gateway:
                 case Register():
                     self._register(connection)
                 case Replay():
-                    self.replays.add(connection, first=session.state is State.QUEUED)
+                    queue = self.checkpoints if decision.for_cursor else self.replays
+                    queue.add(connection, first=session.state is State.QUEUED)
                 case Round():
                     self.presence.assert_again(connection)
                     self.rounds.add(connection)
@@ -252,6 +256,7 @@ class Gateway:
 
     def _forget(self, connection: ClientConnection) -> None:
         self.replays.discard(connection)
+        self.checkpoints.discard(connection)
         self.rounds.discard(connection)
         self._backlog.forget(connection)
         # One that was replaced by its own device is not reported: its successor's entry took its place.
@@ -279,7 +284,7 @@ class Gateway:
                 self.write(connection, frame)
                 if self._trace is not None:
                     self._trace("written", event_id=id_, recipient_key=recipient_key, device_id=session.device_id)
-                if session.since_checkpoint >= session.round_at:
+                if session.since_checkpoint >= session.checkpoint_at:
                     self.run(connection, session, session.frames_passed(now))
             elif outcome is Offer.HELD or outcome is Offer.SKIP:
                 taken = Offer.SEND

@@ -95,7 +95,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
     read_start: float = 0.0
     failures: int = 0
     since_checkpoint: int = 0
-    round_at: int = 0
+    checkpoint_at: int = 0
 
     # Where the timer wheel has it; the wheel's own.
     wheel_slot: int = 0
@@ -170,14 +170,19 @@ class Session(msgspec.Struct, gc=False, eq=False):
         return Offer.HELD if state is _JOINING or state is _QUEUED else Offer.ABSENT
 
     def frames_passed(self, now: float) -> Decisions:
-        """Asks for a round when many frames have passed since the checkpoint; the shell calls it at `round_at`."""
+        """Asks for a checkpoint when many frames have passed since the last; the shell calls it at `checkpoint_at`."""
         limits = self.limits
-        self.round_at = self.since_checkpoint + limits.round_frames
+        self.checkpoint_at = self.since_checkpoint + limits.checkpoint_frames
         if self.given is not None:
             self.given.trim(limits.given_count, limits.allowed_count)
-        if now - self.read_start < limits.round_pause and self.since_checkpoint < limits.round_frames_at_most:
-            return _NOTHING
-        return self._want()
+        if self.since_checkpoint >= limits.checkpoint_frames_at_most:
+            return self._want()
+        return (Replay(for_cursor=True),) if now - self.read_start >= limits.checkpoint_pause else _NOTHING
+
+    def seek_checkpoint(self) -> None:
+        """Wants its inbox read, unless that has happened meanwhile; call `begin_replay` afterwards."""
+        if self.state is _LIVE and self.since_checkpoint >= self.limits.checkpoint_frames:
+            self.wanted = True
 
     # ------------------------------------------------------------ replay
 
@@ -250,7 +255,7 @@ class Session(msgspec.Struct, gc=False, eq=False):
         self.page_token = ""
         self.cursor_epoch, self.cursor_stamp = shared.text(page.cursor.epoch), micros_of(page.cursor.stamp_time)
         decisions.append(Send(answers.replayed(page, cursor_text(self.cursor_epoch, self.cursor_stamp), self.reload)))
-        self.since_checkpoint, self.round_at = 0, self.limits.round_frames
+        self.since_checkpoint, self.checkpoint_at = 0, self.limits.checkpoint_frames
         again, self.again = self.again or self.held is None, False
         if self.given is not None:
             # Nothing is as new as the cursor: then it covers everything; else all but what is close to the read.

@@ -1,4 +1,4 @@
-"""The loops of a node: its lease, reports to presence, rounds, replays, marks without a link, and the clock.
+"""The loops of a node: lease, reports to presence, rounds, replays, checkpoints, marks without a link, and the clock.
 
 Each loop serves all sessions; what one peer does not answer delays only what needs it. Must not decide for a session.
 Steps 6, 7 and 10 of one notification (`architecture.md` §3).
@@ -24,6 +24,8 @@ from svc_gateway.sessions import session_of
 
 LARGEST_REPLAY = 100
 _LARGEST_ROUND = 1_000
+# As many as delivery reads at once.
+_LARGEST_CHECKPOINT = 8
 _RETRY_BASE, _RETRY_CAP = 0.1, 2.0
 _TICK = 1.0
 # Marks wait so long for a link before they are stored by calls.
@@ -182,6 +184,23 @@ class InboxWorker:
         session = session_of(connection)
         self._gateway.run(connection, session, session.replayed(answer, self._clock.monotonic()))
         session.page_written()
+
+    async def checkpoint_for_ever(self) -> None:
+        """Moves the cursors of busy sessions on, a few at a time, and rests as long as that took.
+
+        Nobody waits for it, and the subscribers of a busy topic want it all at once: it leaves room for all else.
+        """
+        while True:
+            connections = await self._gateway.checkpoints.take(_LARGEST_CHECKPOINT)
+            began = self._clock.monotonic()
+            await self.checkpoint(connections)
+            await asyncio.sleep(self._clock.monotonic() - began)
+
+    async def checkpoint(self, connections: Sequence[ClientConnection]) -> None:
+        """Reads the inboxes of those that still need it."""
+        for connection in connections:
+            session_of(connection).seek_checkpoint()
+        await self.replay(connections)
 
     async def round_for_ever(self) -> None:
         """Compares heads with cursors; a failed round is left out, the next one comes by itself."""

@@ -150,6 +150,7 @@ class Driver:
         self.closed: Close | None = None
         self.registers = 0
         self.replays = 0
+        self.checkpoints = 0
         self.rounds = 0
         self.pings = 0
         self._number = 0
@@ -170,7 +171,8 @@ class Driver:
                 case Register():
                     self.registers += 1
                 case Replay():
-                    self.replays += 1
+                    self.replays += not decision.for_cursor
+                    self.checkpoints += decision.for_cursor
                 case Round():
                     self.rounds += 1
                 case Store():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from mesh.ids import to_text
 from mesh.times import micros_of, timestamp_of
 from svc_delivery.counts import Counts
 from svc_delivery.marks import Marks
-from svc_delivery.ports import MarkWrite, RowWrite
+from svc_delivery.ports import MarkWrite, RowWrite, Window
 from svc_delivery.service_inbox import InboxService
 from svc_delivery.store import InboxStore, open_store
 from svc_delivery.writes import FreshWriter
@@ -392,6 +393,20 @@ async def test_many_replays_are_answered_like_one_each(bench: Bench) -> None:
     assert entries(results[0].page) == entries(one)
     assert results[1].refused.reason == "FIELD_INVALID"
     assert results[2].page.item_count == 0
+
+
+async def test_replays_of_a_call_are_read_beside_each_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No session waits for the reads of all before it: each read goes on only when seven others have begun."""
+    read, together = bench.inbox.window, asyncio.Barrier(8)
+
+    async def read_with_others(recipient_key: str, now_us: int) -> Window:
+        await together.wait()
+        return await read(recipient_key, now_us)
+
+    monkeypatch.setattr(bench.inbox, "window", read_with_others)
+    await bench.put(1, key="acme/3")
+    results = await replays(bench, *[pb.ReplayInboxRequest(recipient_key=f"acme/{number}") for number in range(16)])
+    assert [result.page.item_count for result in results] == [int(number == 3) for number in range(16)]
 
 
 async def test_an_answer_ends_where_it_is_large(bench: Bench) -> None:

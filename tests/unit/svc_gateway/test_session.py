@@ -220,18 +220,47 @@ def test_a_cursor_that_the_inbox_refuses_is_told_and_given_up() -> None:
     assert driver.last("replayed").replayed.reload
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(9.0, 0), (10.0, 1)])
-def test_many_frames_bring_a_round_but_not_too_soon(seconds: float, rounds: int) -> None:
-    """Fifty frames after a checkpoint the window is read again, ten seconds after the last reading at the earliest."""
+def _passed(driver: Driver, frames: int, seconds: float) -> None:
+    """Offers so many notifications to a live session; the last one some time after its replay."""
+    for number in range(1, frames + 1):
+        driver.offer(id_of(number))
+    assert driver.session.since_checkpoint >= driver.session.checkpoint_at
+    driver.now += seconds
+    driver.run(driver.session.frames_passed(driver.now))
+
+
+@pytest.mark.parametrize(("seconds", "checkpoints"), [(9.0, 0), (10.0, 1)])
+def test_many_frames_bring_a_checkpoint_but_not_too_soon(seconds: float, checkpoints: int) -> None:
+    """After a hundred frames, ten seconds after the last reading at the earliest; live frames go on until its turn."""
     driver = Driver()
     driver.go_live()
     before = driver.replays
-    for number in range(1, 51):
-        driver.offer(id_of(number))
-    assert driver.session.since_checkpoint >= driver.session.round_at
-    driver.now += seconds
-    driver.run(driver.session.frames_passed(driver.now))
-    assert driver.replays - before == rounds
+    _passed(driver, 100, seconds)
+    assert (driver.checkpoints, driver.replays - before) == (checkpoints, 0)
+    assert driver.offer(id_of(101)) is Offer.SEND
+    driver.session.seek_checkpoint()
+    assert driver.session.begin_replay(driver.now) is not None
+    assert driver.offer(id_of(102)) is Offer.HELD
+
+
+def test_a_checkpoint_is_not_read_twice() -> None:
+    """A replay that came before its turn has moved the cursor on."""
+    driver, inbox = Driver(), Inbox()
+    driver.go_live()
+    _passed(driver, 100, 10.0)
+    driver.run(driver.session.restored())
+    driver.read(inbox)
+    driver.session.seek_checkpoint()
+    assert driver.session.begin_replay(driver.now) is None
+
+
+def test_a_checkpoint_that_had_no_turn_becomes_a_replay() -> None:
+    """What was given since the last one must fit into what one replay names, however soon that is."""
+    driver = Driver()
+    driver.go_live()
+    before = driver.replays
+    _passed(driver, 400, 0.0)
+    assert (driver.checkpoints, driver.replays - before) == (0, 1)
 
 
 def test_a_session_looks_sooner_when_it_is_told_to_and_never_later() -> None:

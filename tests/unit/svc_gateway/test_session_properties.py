@@ -11,7 +11,7 @@ from svc_gateway import inbound
 from svc_gateway.decisions import CloseCode, Limits, Offer, State
 from tests.support.sessions import Driver, Inbox, id_of
 
-_LIMITS = Limits(held_count=3, round_frames=4, heartbeat_interval=1e6, round_interval=1e6)
+_LIMITS = Limits(held_count=3, checkpoint_frames=4, heartbeat_interval=1e6, round_interval=1e6)
 _SECONDS = st.sampled_from([0.001, 0.5, 5.0, 11.0, 29.0])
 
 
@@ -178,8 +178,9 @@ class SessionWorld(RuleBasedStateMachine):
         if self.driver.offer(id_, revision) is not Offer.ABSENT:
             self.offered[id_] = revision
         session = self.driver.session
-        if session.since_checkpoint >= session.round_at and session.state is State.LIVE:
+        if session.since_checkpoint >= session.checkpoint_at and session.state is State.LIVE:
             self.driver.run(session.frames_passed(self.driver.now))
+            session.seek_checkpoint()
 
     # ------------------------------------------------------------ what always holds
 
@@ -272,7 +273,8 @@ def test_without_faults_each_frame_is_written_once(steps: list[tuple[str, float]
         elif step == "w":
             driver.run(driver.session.writable())
             driver.read(inbox)
-        if driver.session.since_checkpoint >= driver.session.round_at:
+        if driver.session.since_checkpoint >= driver.session.checkpoint_at:
             driver.run(driver.session.frames_passed(driver.now))
+            driver.session.seek_checkpoint()
             driver.read(inbox)
     assert len(driver.seen) == len(set(driver.seen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from mesh.errors import Failure, InvalidArgument, Unavailable
 from mesh.telemetry import Telemetry
 from svc_gateway import wire
 from svc_gateway.auth import FrontDesk
-from svc_gateway.decisions import Identity, Limits, Offer, State
+from svc_gateway.decisions import CloseCode, Identity, Limits, Offer, State
 from svc_gateway.frames import notify
 from svc_gateway.host import ClientConnection, Form
 from svc_gateway.lease import NodeLease
@@ -37,6 +38,10 @@ from tests.support.sessions import Inbox, id_of
 _NO_CONTEXT: Any = None
 _FOR_LONG = 3_600.0
 _AWAY = Unavailable("away", reason="PEER_UNAVAILABLE")
+
+
+class _AllRead(Exception):
+    """Nothing waits any more."""
 
 
 class NamedTokens(FrontDesk):
@@ -125,6 +130,7 @@ class World:
             marks=MarkLedger[ClientConnection](limit=100, now=self.clock.monotonic()),
             presence=PresenceQueue("gw-0"),
             replays=SessionQueue(),
+            checkpoints=SessionQueue(),
             rounds=SessionQueue(),
             topics=TopicQueue(limit=10),
             clock=self.clock,
@@ -347,6 +353,64 @@ async def test_a_refused_replay_is_one_session_s_alone() -> None:
     world.gateway.registered([carol.connection, dave.connection])
     await world.settle()
     assert all(session_of(bench.connection).retry_due < float("inf") for bench in (carol, dave))
+
+
+async def _given_a_hundred(world: World) -> list[Bench]:
+    """Opens ten sessions that wait for a checkpoint."""
+    benches = await _join(world, [f"reader-{number}" for number in range(10)])
+    await world.settle()
+    world.clock.advance(10.0)
+    for bench in benches:
+        session = session_of(bench.connection)
+        for number in range(100):
+            session.offer(id_of(number), 1, "", b"", world.clock.monotonic(), float("inf"))
+        world.gateway.run(bench.connection, session, session.frames_passed(world.clock.monotonic()))
+        _frames(bench)
+    return benches
+
+
+async def test_busy_sessions_get_their_checkpoints_a_few_at_a_time() -> None:
+    """Eight, then the two that are left; none is in the way of replays."""
+    world = World()
+    benches = await _given_a_hundred(world)
+    assert len(world.gateway.replays) == 0
+    for waiting in (2, 0):
+        await world.inbox.checkpoint(await world.gateway.checkpoints.take(8))
+        done = [bench for bench in benches if session_of(bench.connection).since_checkpoint == 0]
+        assert (len(world.gateway.checkpoints), len(benches) - len(done)) == (waiting, waiting)
+    assert all([frame.WhichOneof("frame") for frame in _frames(bench)] == ["replayed"] for bench in benches)
+
+
+async def test_checkpoints_rest_as_long_as_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading of two seconds is followed by a rest of two."""
+    world = World()
+    passed: list[tuple[str, float]] = []
+
+    async def read(connections: Sequence[ClientConnection]) -> None:
+        passed.append(("read", len(connections)))
+        world.clock.advance(2.0)
+
+    async def rest(seconds: float) -> None:
+        passed.append(("rest", seconds))
+        if not len(world.gateway.checkpoints):
+            raise _AllRead
+
+    monkeypatch.setattr(world.inbox, "checkpoint", read)
+    monkeypatch.setattr(asyncio, "sleep", rest)
+    for _ in range(18):
+        world.gateway.checkpoints.add(Bench().connection)
+    with pytest.raises(_AllRead):
+        await world.inbox.checkpoint_for_ever()
+    assert passed == [("read", 8), ("rest", 2.0), ("read", 8), ("rest", 2.0), ("read", 2), ("rest", 2.0)]
+
+
+async def test_a_session_that_ends_waits_for_no_checkpoint() -> None:
+    """It is taken out of the queue."""
+    world = World()
+    benches = await _given_a_hundred(world)
+    session = session_of(benches[0].connection)
+    world.gateway.run(benches[0].connection, session, session.close(CloseCode.SUPERSEDED, "SUPERSEDED"))
+    assert len(world.gateway.checkpoints) == 9
 
 
 async def test_a_round_asserts_the_session_and_reads_only_what_is_new() -> None:
