@@ -140,7 +140,7 @@ def measure(
         os.kill(pid, signal.SIGSTOP)
     try:
         publishing = start("bench.publishers", publisher_order(installation, recipients, load, seconds))
-        sent = msgspec.json.decode(output(publishing), type=publishers.Result)
+        sent = msgspec.json.decode(output(publishing, seconds), type=publishers.Result)
         settle(pids)
     finally:
         for pid in frozen:
@@ -301,9 +301,14 @@ def start(module: str, order: msgspec.Struct) -> subprocess.Popen[bytes]:
     return process
 
 
-def output(process: subprocess.Popen[bytes]) -> bytes:
-    """Waits for a process to end and returns its last line."""
-    output, _ = process.communicate(timeout=_RESULTS_LIMIT)
+def output(process: subprocess.Popen[bytes], seconds: float = 0.0) -> bytes:
+    """Waits for a process to end and returns its last line.
+
+    Args:
+        process: one half of a load.
+        seconds: for which it is busy before it comes to an end.
+    """
+    output, _ = process.communicate(timeout=seconds + _RESULTS_LIMIT)
     return output.splitlines()[-1]
 
 

@@ -178,8 +178,11 @@ def _flags(choices: Choices, java: Java | None) -> list[str]:
         *("-Xms256m", f"-Xmx{_HEAP}", "-Xss384k", "-XX:MaxDirectMemorySize=256m"),
         # With the serial collector a full collection of this heap stops the node for half a second.
         *("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=50", "-XX:ParallelGCThreads=2", "-XX:ConcGCThreads=1"),
+        # Memtables consist of arrays of 1 MiB: in regions of that size each takes two, and making one begins to mark
+        # the heap once so many percent of it are in use (ADR 0068).
+        *("-XX:G1HeapRegionSize=4m", "-XX:InitiatingHeapOccupancyPercent=70"),
         *("-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Djava.awt.headless=true"),
-        *(["-XX:TieredStopAtLevel=1"] if choices.quick else []),
+        *jars.compiling(quick=choices.quick),
         "-Djava.net.preferIPv4Stack=true",
         *(["-Djava.security.manager=allow"] if java and java.version >= _ALLOWED_BY_NAME else []),
         *(word for one in _EXPORTS for word in ("--add-exports", f"{one}=ALL-UNNAMED")),

@@ -1,4 +1,4 @@
-"""Kafka and Cassandra as jars: fetched with Maven once, and their class-data archives for quick starts.
+"""Kafka and Cassandra as jars: fetched with Maven once, their class-data archives for quick starts, how they compile.
 
 All of it is in the cache folder, which every checkout shares; a lock lets one at a time fetch. It must not know how a
 server is configured.
@@ -24,6 +24,8 @@ from deploy.engines.machine import Java
 # Pinned: what a system's Maven takes of itself may be years old.
 _PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 _COMPLETE: Final = ".complete"
+# How little a compiling thread matters beside those that serve, as with nice(1).
+_COMPILING_NICE: Final = 19
 
 
 class Jar(msgspec.Struct, frozen=True):
@@ -153,3 +155,17 @@ def archive(cache: Path, jars: Jars, java: Java, flags: Sequence[str], folder: P
     said = "\n".join((java.text, *flags)).encode()
     name = f"classes-{hashlib.sha256(said).hexdigest()[:16]}.jsa"
     return Archive(kept=cache / jars.name / name, made=folder / "classes.jsa")
+
+
+def compiling(*, quick: bool) -> list[str]:
+    """Returns the flags that say how Java compiles what it runs.
+
+    Args:
+        quick: less, and sooner. Else all it can, which for minutes takes what is left of few cores, but only that
+            (ADR 0068).
+    """
+    return (
+        ["-XX:TieredStopAtLevel=1"]
+        if quick
+        else ["-XX:ThreadPriorityPolicy=1", f"-XX:CompilerThreadPriority={_COMPILING_NICE}"]
+    )

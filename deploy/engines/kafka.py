@@ -152,7 +152,7 @@ def _flags(choices: Choices) -> list[str]:
     return [
         *("-Xms64m", f"-Xmx{_HEAP}", "-Xss512k", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=128m"),
         *("-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Djava.awt.headless=true"),
-        *(["-XX:TieredStopAtLevel=1"] if choices.quick else []),
+        *jars.compiling(quick=choices.quick),
         "-Djava.net.preferIPv4Stack=true",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",

@@ -59,3 +59,9 @@ def test_an_archive_fits_one_java_with_one_set_of_flags(tmp_path: Path) -> None:
         for java, flags in ((_JAVA, ["-Xmx1g"]), (_JAVA, ["-Xmx2g"]), (other, ["-Xmx1g"]))
     }
     assert len(kept) == 3
+
+
+def test_what_compiles_yields_to_what_serves() -> None:
+    """With the least of priorities; where starting quickly is all, it compiles little."""
+    assert jars.compiling(quick=False) == ["-XX:ThreadPriorityPolicy=1", "-XX:CompilerThreadPriority=19"]
+    assert jars.compiling(quick=True) == ["-XX:TieredStopAtLevel=1"]
