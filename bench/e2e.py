@@ -312,7 +312,9 @@ def output(process: subprocess.Popen[bytes], seconds: float = 0.0) -> bytes:
     return output.splitlines()[-1]
 
 
-def beside_engines(engines: Path, shapes: str, *, seconds: float, sessions: int, warm: float) -> list[Figures]:
+def beside_engines(
+    engines: Path, shapes: str, *, seconds: float, sessions: int, warm: float, gateways: int
+) -> list[Figures]:
     """Runs each load on embedded stores and right after on engines, with names of its own there.
 
     Args:
@@ -321,11 +323,13 @@ def beside_engines(engines: Path, shapes: str, *, seconds: float, sessions: int,
         seconds: of each load.
         sessions: so many recipients listen.
         warm: seconds of load before the first one: a JVM that has just started compiles what it runs.
+        gateways: number of gateway nodes.
     """
     named = read(engines)
     beside = {name: pids_of(named, name) for name in ("kafka", "cassandra", "redis", "postgresql")}
     if warm:
-        with Installation(direct=True, engines=engines, name=f"bench{os.getpid()}warm") as installation:
+        warming = f"bench{os.getpid()}warm"
+        with Installation(direct=True, gateways=gateways, engines=engines, name=warming) as installation:
             for load in _WARMING:
                 measure(installation, load, seconds=warm / len(_WARMING), sessions=sessions)
     figures: list[Figures] = []
@@ -333,7 +337,8 @@ def beside_engines(engines: Path, shapes: str, *, seconds: float, sessions: int,
         for load in ON_ENGINES.values():
             for file in (None, engines):
                 name = f"bench{os.getpid()}n{len(figures)}"
-                with Installation(direct=shape == "direct", engines=file, name=name) as installation:
+                direct = shape == "direct"
+                with Installation(direct=direct, gateways=gateways, engines=file, name=name) as installation:
                     # How it runs is asked, not how it starts: connections, keyspace and code are in use by then.
                     warm_up = Load("warm-up", load.rate, audience=load.audience, batch=load.batch)
                     measure(installation, warm_up, seconds=_WARM_UP, sessions=sessions)
@@ -374,7 +379,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--sessions", type=int, default=1_000)
-    parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--gateways", type=int, default=2, help="number of gateway nodes")
     parser.add_argument(
         "--engines",
         type=Path,
@@ -389,7 +394,12 @@ def main() -> None:
     figures: list[Figures] = []
     if chosen.engines is not None:
         figures = beside_engines(
-            chosen.engines, chosen.shape, seconds=chosen.seconds, sessions=chosen.sessions, warm=chosen.warm
+            chosen.engines,
+            chosen.shape,
+            seconds=chosen.seconds,
+            sessions=chosen.sessions,
+            warm=chosen.warm,
+            gateways=chosen.gateways,
         )
         print("\n" + show(figures) + "\n\n" + show_cpu(figures) + "\n\n" + show_ratios(figures))
         return
