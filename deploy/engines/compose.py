@@ -156,10 +156,10 @@ def _cassandra() -> Node:
     port = _CHOICES.port("cassandra")
     flags = [f"-Dcassandra.config=file://{_CASSANDRA_FILE}", *cassandra.pace(_CHOICES.nodes)]
     # Compose reads a single dollar as a variable of its own.
-    slackened = [word.replace("$", "$$") for word in cassandra.SLACKENED]
+    unhurried = [word.replace("$", "$$") for word in cassandra.UNHURRIED]
     return {
         "image": f"cassandra:{cassandra.VERSION}",
-        "entrypoint": [*slackened, "docker-entrypoint.sh"],
+        "entrypoint": [*unhurried, "docker-entrypoint.sh"],
         "command": ["cassandra", "-f"],
         "environment": {"MAX_HEAP_SIZE": "768M", "HEAP_NEWSIZE": "128M", "JVM_EXTRA_OPTS": " ".join(flags)},
         "configs": [{"source": "cassandra", "target": _CASSANDRA_FILE}],
