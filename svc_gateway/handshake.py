@@ -114,6 +114,8 @@ def last_hop(forwarded: str) -> str:
 def not_now(delay: float) -> Answer:
     """Returns the refusal of a request that may come again in so many seconds."""
     text = f"too many are connecting; come back in {delay:.1f} s"
+    # As the body says it: else header and body differ by a second around a whole one.
+    delay = round(delay, 3)
     return refusal(503, "OVERLOADED", text, {"Retry-After": str(math.ceil(delay))}, delay)
 
 

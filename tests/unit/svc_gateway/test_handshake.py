@@ -173,12 +173,15 @@ def test_conformance_clients_need_no_subprotocol() -> None:
     assert given.subprotocol == ""
 
 
-def test_overload_says_when_to_come_back() -> None:
-    """In whole seconds for HTTP, and as it is in the body."""
-    given = not_now(1.25)
+@pytest.mark.parametrize(
+    ("delay", "whole", "exact"), [(1.25, 2, "1.250s"), (2.0003, 2, "2.000s"), (2.0007, 3, "2.001s")]
+)
+def test_overload_says_when_to_come_back(delay: float, whole: int, exact: str) -> None:
+    """In whole seconds for HTTP, to the millisecond in the body, and both the same."""
+    given = not_now(delay)
     assert told(given) == (503, "OVERLOADED")
-    assert b"\r\nRetry-After: 2\r\n" in given.response
-    assert b'"retryDelay":"1.250s"' in given.response
+    assert f"\r\nRetry-After: {whole}\r\n".encode() in given.response
+    assert f'"retryDelay":"{exact}"'.encode() in given.response
 
 
 @given(noise=st.binary(max_size=200), place=st.integers(0, 250))
