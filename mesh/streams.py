@@ -1,8 +1,9 @@
 """The discipline of bidirectional streams: one reader, one writer, a bounded queue, an opening that keeps its status.
 
 Path step: under every stream between services. Learnt by trial: two writers kill a gRPC stream, a time-out around a
-read cancels the whole call, a call that is dropped without cancel lives on, and a refusal can lose its status when the
-client writes before it has heard from the server. Must not know what frames mean, nor reconnect.
+read cancels the whole call, a call that is dropped without cancel lives on, a refusal can lose its status when the
+client writes before it has heard from the server, and any end can when gRPC's own `write` fails. Must not know what
+frames mean, nor reconnect.
 """
 
 from __future__ import annotations
@@ -105,10 +106,9 @@ class Bidi(Generic[Out, In]):
         self._reading = True
         try:
             frame = await self._read()
-        except grpc.aio.AioRpcError as error:
-            raise self._broken(error) from error
-        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            raise self._broken(error) from error
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            self.close()
+            raise _failure_of(error) from error
         finally:
             self._reading = False
         if frame is grpc.aio.EOF:
@@ -117,11 +117,9 @@ class Bidi(Generic[Out, In]):
         return arrived
 
     async def write_loop(self) -> None:
-        """Writes queued frames in order; returns when the stream was closed and the queue is empty.
+        """Writes queued frames in order.
 
-        Raises:
-            Unavailable: the stream was cut.
-            Failure: the peer refused to go on.
+        Returns when the stream was closed and the queue is empty, and when the stream is over: why it is, a read says.
         """
         frames, wake, write = self._frames, self._wake, self._write
         try:
@@ -134,18 +132,13 @@ class Bidi(Generic[Out, In]):
                 await wake.wait()
             if self._finish is not None:
                 await self._finish()
-        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            raise self._broken(error) from error
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):
+            self._closed = True
 
     def close(self) -> None:
         """Takes no more frames; what is queued still goes. At a server, returning from the servicer ends the stream."""
         self._closed = True
         self._wake.set()
-
-    def _broken(self, error: Exception) -> Failure:
-        self._closed = True
-        self._wake.set()
-        return _failure_of(error)
 
 
 @asynccontextmanager
@@ -174,11 +167,41 @@ async def connect(
     _LIVE.value += 1
     try:
         await _await_marker(call, marker_timeout)
-        yield Bidi(read=call.read, write=call.write, finish=call.done_writing, limit=limit)
+        yield Bidi(read=call.read, write=writer(call), finish=call.done_writing, limit=limit)
     finally:
         _LIVE.value -= 1
         # A dropped call that nobody cancels is never collected.
         call.cancel()
+
+
+def writer(call: grpc.aio.StreamStreamCall[Out, In]) -> Callable[[Out], Awaitable[None]]:
+    """Returns what writes messages on a client's call and leaves the call's status to the server.
+
+    gRPC's own `write`, when it fails because the server has just ended the call, gives the call the status INTERNAL.
+    The server's is lost then (each second time under a client that writes all the time), and so is what had arrived
+    and was not read. The function below it does neither.
+
+    Args:
+        call: one whose initial metadata has come.
+
+    Raises (the returned function):
+        grpc.aio.BaseError: the call is over; a read says why.
+    """
+    # Any: private, and the stubs do not know it.
+    below: Any = call
+    send = below._cython_call.send_serialized_message
+
+    async def write(message: Out) -> None:
+        # Any: a message.
+        made: Any = message
+        try:
+            await send(made.SerializeToString())
+        except asyncio.CancelledError:
+            # A message that is half sent ends the call, as with gRPC's own.
+            call.cancel()
+            raise
+
+    return write
 
 
 async def accept(context: grpc.aio.ServicerContext[In, Out], *, limit: int, marker: str) -> Bidi[Out, In]:

@@ -79,9 +79,10 @@ class ServerContext:
 class ClientStream:
     """Takes the place of `grpc.aio.StreamStreamCall`."""
 
-    def __init__(self, call: Call, encode: Any, decode: Any) -> None:
+    def __init__(self, call: Call, decode: Any) -> None:
         self._call = call
-        self._encode = encode
+        # Under the real one lies another call, which `mesh.streams.writer` writes to.
+        self._cython_call = self
         self._decode = decode
         self._ended = False
         self._opening = call.world.loop.create_task(self._open(), name=f"open {call.path}")
@@ -130,16 +131,14 @@ class ClientStream:
             raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, text)  # type: ignore[arg-type] # pairs do
         return grpc.aio.EOF
 
-    async def write(self, message: Any) -> None:
+    async def send_serialized_message(self, message: bytes) -> None:
         """Sends a message."""
         call = self._call
-        if call.error is not None:
-            raise call.error
-        if call.over.done():
-            raise asyncio.InvalidStateError("the call is over")
+        if call.error is not None or call.over.done():
+            raise grpc.aio.InternalError("the call is over")
         if not call.client.alive or not call.world.hook(call.client, f"send {short(call.path)}"):
             raise asyncio.CancelledError
-        await call.up.put(self._encode(message))
+        await call.up.put(message)
 
     async def done_writing(self) -> None:
         """Says that nothing more comes."""

@@ -89,7 +89,7 @@ class Channel:
 
         def call(metadata: Metadata = (), **_: object) -> ClientStream:
             made = Call(self.network, self._host, self._target, path, tuple(metadata or ()), None)
-            return ClientStream(made, request_serializer, response_deserializer)
+            return ClientStream(made, response_deserializer)
 
         return call
 

@@ -13,7 +13,7 @@ import grpc.aio
 
 from heliograph.gateway.v1 import client_service_pb2_grpc
 from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectResponse
-from mesh import options, status
+from mesh import options, status, streams
 from mesh.errors import Failure
 from tests.support.device import LIMIT_S, Device, Ended
 
@@ -34,14 +34,15 @@ class StreamPipe:
     def __init__(self, call: Call) -> None:
         self.failure: Failure | None = None
         self._call = call
+        self._write = streams.writer(call)
         # Any: a message or gRPC's end marker.
         self._read: asyncio.Future[Any] | None = None
 
     async def send(self, request: ConnectRequest) -> None:
         """See `device.Pipe`."""
         # What has ended says so to the reader.
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.write(request)
+        with contextlib.suppress(grpc.aio.BaseError):
+            await self._write(request)
 
     async def receive(self) -> ConnectResponse:
         """See `device.Pipe`."""
@@ -61,7 +62,7 @@ class StreamPipe:
 
     async def close(self) -> None:
         """See `device.Pipe`."""
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError, TimeoutError):
+        with contextlib.suppress(grpc.aio.BaseError, grpc.aio.AioRpcError, asyncio.CancelledError, TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._call.done_writing()
                 await self._call.code()

@@ -19,7 +19,7 @@ from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, ConnectRespo
 from heliograph_client.closing import is_final_status, stream_end
 from heliograph_client.tls import Tls
 from heliograph_client.wires import BROKEN, NotOpened, WireClosed
-from mesh import status
+from mesh import status, streams
 from mesh.errors import Failure, Unavailable
 
 _MAX_FRAME_BYTES = 256 * 1024
@@ -63,6 +63,7 @@ class StreamWire:
     def __init__(self, channel: grpc.aio.Channel, call: _Call) -> None:
         self._channel = channel
         self._call = call
+        self._write = streams.writer(call)
         # Any: a frame, or gRPC's end marker.
         self._reading: asyncio.Future[Any] | None = None
         self._failure: Failure | None = None
@@ -71,8 +72,8 @@ class StreamWire:
     async def send(self, frame: ConnectRequest) -> None:
         """See `wires.Wire`."""
         try:
-            await self._call.write(frame)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            await self._write(frame)
+        except grpc.aio.BaseError:
             # The reader learns why.
             raise WireClosed from None
 
@@ -102,7 +103,7 @@ class StreamWire:
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """See `wires.Wire`; a stream has neither code nor reason on this side."""
-        with contextlib.suppress(WireClosed, TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with contextlib.suppress(WireClosed, TimeoutError, grpc.aio.BaseError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._call.done_writing()
                 while True:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from heliograph.gateway.v1 import gateway_service_pb2 as pb
+from heliograph.gateway.v1.client_frames_pb2 import ConnectRequest, Hello
+from heliograph.type.v1.notification_pb2 import MarkKind
 from heliograph_client import (
     Aborted,
     AckLevel,
@@ -27,7 +32,10 @@ from heliograph_client import (
     Update,
 )
 from heliograph_client.closing import is_final_status, stream_end
+from heliograph_client.streams import StreamAddress, StreamWire, open_stream
+from heliograph_client.wires import WireClosed
 from mesh.errors import Failure
+from tests.support.device import mark_of
 from tests.support.nodes import Node, delivery_of
 from tests.support.sessions import id_of
 from tests.support.wait import until
@@ -122,6 +130,26 @@ async def test_the_same_device_elsewhere_ends_the_iteration(node: Node) -> None:
             with pytest.raises(Aborted) as raised:
                 await _next_titles(older, 1)
             assert raised.value.reason == "SUPERSEDED"
+
+
+async def test_an_end_under_a_sender_keeps_its_code(node: Node) -> None:
+    """Fifty streams, each ended for nonsense while more of it is being sent: the client hears that it is final."""
+    nonsense = ConnectRequest(mark=mark_of(MarkKind.MARK_KIND_READ, id_of(99)))
+
+    async def until_closed(step: Callable[[], Awaitable[object]]) -> None:
+        with contextlib.suppress(WireClosed):
+            while True:
+                await step()
+
+    async with node.running():
+        for number in range(50):
+            token = node.token(f"app-{number}")
+            wire = await open_stream(StreamAddress(target=node.target), token, "")
+            assert isinstance(wire, StreamWire)
+            await wire.send(ConnectRequest(hello=Hello(token=token, device_id="app")))
+            await asyncio.gather(until_closed(partial(wire.send, nonsense)), until_closed(wire.receive))
+            assert wire.end() == (4503, "FRAME_INVALID")
+            await wire.dispose()
 
 
 @pytest.mark.parametrize(("lifetime", "reason"), [(600.0, "TOKEN_INVALID"), (-60.0, "TOKEN_EXPIRED")])

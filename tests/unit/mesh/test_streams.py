@@ -147,6 +147,34 @@ async def test_a_late_refusal_keeps_its_status(run_dir: Path) -> None:
         await _all_closed()
 
 
+async def test_an_end_under_a_writer_keeps_its_status(run_dir: Path) -> None:
+    """Two hundred streams that end while their client writes: all that came before is read, and then why."""
+
+    async def counting(requests: object, context: echo.Context) -> None:
+        stream: Stream = await accept(context, limit=16, marker="m")
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(stream.write_loop())
+            for number in range(10):
+                await stream.read()
+                stream.send(_frame(str(number)))
+            stream.close()
+            await writing
+        raise FailedPrecondition("superseded", reason="SUPERSEDED")
+
+    async with echo.serving(run_dir, talk=counting) as running:
+        for _ in range(200):
+            async with connect(running.talk, metadata=running.channels.metadata(), limit=500) as stream:
+                while stream.send(_frame("more")):
+                    pass
+                writer = asyncio.ensure_future(stream.write_loop())
+                for number in range(10):
+                    assert await stream.read() == _frame(str(number))
+                with pytest.raises(FailedPrecondition, match="superseded"):
+                    await stream.read()
+                await writer
+        await _all_closed()
+
+
 async def test_a_cut_stream_is_unavailable(run_dir: Path) -> None:
     """A server that stops, and one that crashes, both look like what they are: connect again."""
     crash = asyncio.Event()
