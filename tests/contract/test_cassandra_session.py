@@ -123,6 +123,7 @@ async def test_what_can_never_be_stored_is_refused(
 async def test_whoever_stops_waiting_disturbs_nobody(session: Session) -> None:
     """Given up in all places: before it is prepared, while it waits for its turn, while it is asked."""
     first = [asyncio.ensure_future(session.execute(_PUT, ("alice", b"", number, b""))) for number in range(2)]
+    # One turn of the loop, here and below: calls have begun, and none has its answer.
     await asyncio.sleep(0)
     first[0].cancel()
     await first[1]

@@ -121,6 +121,7 @@ async def test_a_call_is_given_up_at_once_when_the_loop_was_late(server: RedisSe
         return time.monotonic() - begin
 
     async def stall() -> None:
+        # The loop stands still after so many of its turns: each time the calls are at another place.
         for _ in range(turns):
             await asyncio.sleep(0)
         end = time.monotonic() + 0.07

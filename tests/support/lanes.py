@@ -1,18 +1,48 @@
-"""One lane under test: opens and reopens its two ends, and can take its disk away. It must not assert anything."""
+"""One lane under test: opens and reopens its two ends, and can take its disk away; and records for it.
+
+It must not assert anything.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from mesh.clock import ManualClock
-from mesh.lanes import LaneReader, LaneWriter, open_reader, open_writer, position_migrations
+from mesh.lanes import LaneReader, LaneWriter, Record, Stored, open_reader, open_writer, position_migrations
 from mesh.lanes.sqlite import SqliteLaneWriter
 from mesh.sqlite import Reader, Writer
 
 NAME = "normal"
+# Seconds, long enough for any machine; no test waits for it to pass.
+LONG = 20.0
+
+
+def records(first: int, last: int) -> list[Record]:
+    """Records named by their number, both ends included."""
+    return [Record(b"key-%d" % (number % 3), b"%d" % number) for number in range(first, last + 1)]
+
+
+def values(stored: Sequence[Stored]) -> list[int]:
+    """The numbers of records that were read."""
+    return [int(record.value) for record in stored]
+
+
+async def read_all(reader: LaneReader, count: int) -> list[Stored]:
+    """Reads until so many records are there.
+
+    Raises:
+        TimeoutError: one of them did not come.
+    """
+    found: list[Stored] = []
+    while len(found) < count:
+        page = await reader.read(7, LONG)
+        if not page:
+            raise TimeoutError(f"only {len(found)} of {count} records came")
+        found += page
+    return found
 
 
 class LaneCase(Protocol):
